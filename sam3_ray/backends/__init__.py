@@ -1,0 +1,1 @@
+"""One folder a kind of machine; ``base`` is the protocol they share."""

@@ -1,0 +1,1 @@
+"""Tenstorrent Blackhole chips through ttnn."""

@@ -1,0 +1,1 @@
+"""Upstream's modules on the CPU."""

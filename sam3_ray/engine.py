@@ -1,0 +1,420 @@
+"""The engine: requests in, answers out. The Python API, the service and the labeller all call it.
+
+A run has three steps, which a caller may overlap on threads of its own::
+
+    preload(source)     any thread     look the image up, else decode and prepare it
+    ground(requests)    one at a time  everything on the device
+    finish(pending)     any thread     masks to the image's own size
+
+``run`` is the last two. Requests of one image are merged: its features are computed once, a phrase that
+several requests ask is asked once, and each request picks its own instances by its own threshold.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from sam3_ray.backends.base import Backend, Float32Array, ImageFeatures, Uint8Array
+from sam3_ray.cache import LruCache
+from sam3_ray.errors import ImageNotCachedError
+from sam3_ray.images import ImageSource, pixel_digest
+from sam3_ray.masks import upsample_masks
+from sam3_ray.prompt import Prompt, Request
+from sam3_ray.result import Sam3Result
+from sam3_ray.selection import Selection, scores_of, select, sigmoid
+
+TEXT_CACHE_ENTRIES = 256
+"""Phrases whose features are kept (spec/PYTHON.md)."""
+
+_FILE_DIGESTS_KEPT = 65536
+"""File digests that are remembered as names of cached pixels, about 100 bytes each."""
+
+STAGES = ("decode", "image", "text", "prompts", "masks")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one request gets.
+
+    Attributes:
+        results: one ``Sam3Result`` for each of the request's prompts, in order.
+        width, height: of the image, in pixels.
+        digest: name of the image: of its file's bytes, or of its pixels where there was no file.
+        cached: the image part was skipped.
+        timing_ms: milliseconds of each of ``STAGES``; a stage shared with other requests is counted whole.
+        error: why there are no results.
+    """
+
+    results: list[Sam3Result] = field(default_factory=list)
+    width: int = 0
+    height: int = 0
+    digest: str | None = None
+    cached: bool = False
+    timing_ms: dict[str, float] = field(default_factory=dict)
+    error: Exception | None = None
+
+    def unwrap(self) -> list[Sam3Result]:
+        """The results, or the error raised."""
+        if self.error is not None:
+            raise self.error
+        return self.results
+
+
+@dataclass(frozen=True)
+class _Image:
+    """An image ready for the device, or (``prepared`` None) one whose features are cached."""
+
+    key: str
+    height: int
+    width: int
+    prepared: Any
+    decode_ms: float
+
+
+@dataclass(frozen=True)
+class _CachedImage:
+    features: ImageFeatures
+    height: int
+    width: int
+
+
+@dataclass
+class _Found:
+    """The instances of one prompt of one request, masks still at the model's size."""
+
+    prompt: Prompt
+    selection: Selection
+    boxes_xyxy: Float32Array
+    presence: float
+    mask_logits: Float32Array
+
+
+@dataclass
+class Pending:
+    """Requests that have been through the device; ``Engine.finish`` makes answers of them."""
+
+    requests: list[Request]
+    answers: list[Answer]
+    found: list[list[_Found]]
+
+
+class Engine:
+    """Owns a backend, the image cache and the text cache.
+
+    Args:
+        backend: the model on its device.
+        image_cache_bytes: budget of the image cache; None takes the backend's, 0 turns it off.
+    """
+
+    def __init__(self, backend: Backend, *, image_cache_bytes: int | None = None) -> None:
+        self.backend = backend
+        budget = backend.capacity.image_cache_bytes if image_cache_bytes is None else image_cache_bytes
+        self._images: LruCache[str, _CachedImage] = LruCache(
+            budget, on_evict=lambda image: image.features.release()
+        )
+        self._texts: LruCache[str, Any] = LruCache(TEXT_CACHE_ENTRIES)
+        self._pixel_keys: LruCache[str, str] = LruCache(_FILE_DIGESTS_KEPT)
+        self._preloaded: WeakKeyDictionary[ImageSource, _Image] = WeakKeyDictionary()
+        self._preloaded_lock = threading.Lock()
+        self._device_lock = threading.Lock()
+        self._closed = False
+
+    def holds(self, digest: str) -> bool:
+        """Whether the features of the image with this file or pixel digest are cached."""
+        return self._pixel_keys.peek(digest) in self._images or digest in self._images
+
+    def preload(self, source: ImageSource) -> None:
+        """Decode and prepare an image unless its features are cached. Any thread.
+
+        Raises:
+            ImageError, FileNotFoundError: the image cannot be used.
+            ImageNotCachedError: it was named by a digest that is not cached.
+        """
+        if self._lookup(source) is None:
+            self._load(source)
+
+    def run(self, requests: Sequence[Request]) -> list[Answer]:
+        """Answer requests, in order. A bad one gets an ``error`` and costs the others nothing."""
+        return self.finish(self.ground(requests))
+
+    def ground(self, requests: Sequence[Request], *, keep: bool = True) -> Pending:
+        """The device's share of a run. Calls from several threads take turns.
+
+        Args:
+            requests: any mix of images and phrases.
+            keep: whether results go into the caches (the warm-up's do not).
+
+        Raises:
+            RuntimeError: the engine is closed.
+        """
+        requests = list(requests)
+        pending = Pending(requests, [Answer() for _ in requests], [[] for _ in requests])
+        # Decoding is the host's work: do it before the device is taken.
+        for i, request in enumerate(requests):
+            self._try(pending, [i], lambda r=request: self.preload(r.source))
+        with self._device_lock:
+            if self._closed:
+                raise RuntimeError("this model is closed")
+            groups: dict[str, list[int]] = {}
+            images: dict[str, _Image] = {}
+            for i, request in enumerate(requests):
+                if pending.answers[i].error is None:
+                    self._try(pending, [i], lambda r=request, i=i: self._group(r, i, groups, images))
+            for key, members in groups.items():
+                self._try(
+                    pending, members, lambda k=key, m=members: self._ground_image(images[k], m, pending, keep)
+                )
+        return pending
+
+    def finish(self, pending: Pending) -> list[Answer]:
+        """The host's share of a run: masks at the size of each image. Any thread."""
+        for i, request in enumerate(pending.requests):
+            if pending.answers[i].error is None:
+                self._try(pending, [i], lambda r=request, i=i: self._finish_request(r, i, pending))
+        return pending.answers
+
+    def clear_caches(self) -> None:
+        """Forget every image and every phrase."""
+        with self._device_lock:
+            self._images.clear()
+            self._texts.clear()
+            self._pixel_keys.clear()
+
+    def stats(self) -> dict[str, dict[str, int]]:
+        """Hits, misses, entries and sizes (bytes for images, entries for phrases) of both caches."""
+        return {"image_cache": self._images.stats(), "text_cache": self._texts.stats()}
+
+    def encode_phrases(self, phrases: Sequence[str]) -> None:
+        """Compute and keep the text features of phrases, so that their first request finds them."""
+        with self._device_lock:
+            self._text_features([Prompt(phrase).text for phrase in phrases], keep=True)
+
+    def close(self) -> None:
+        """Release the caches and the backend; safe to call more than once."""
+        with self._device_lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._images.clear()
+            self._texts.clear()
+            self.backend.close()
+
+    # -- images ------------------------------------------------------------------------------------
+
+    def _lookup(self, source: ImageSource) -> _Image | None:
+        """The image where it needs no decoding: its features are cached, or it was preloaded."""
+        if source.digest is not None:
+            key = self._pixel_keys.get(source.digest)
+            cached = None if key is None else self._images.peek(key)
+            if key is not None and cached is not None:
+                return _Image(key, cached.height, cached.width, None, 0.0)
+        with self._preloaded_lock:
+            return self._preloaded.get(source)
+
+    def _load(self, source: ImageSource) -> _Image:
+        started = time.perf_counter()
+        pixels = source.pixels()
+        key = pixel_digest(pixels)
+        prepared = None if key in self._images else self.backend.prepare(pixels)
+        image = _Image(key, pixels.shape[0], pixels.shape[1], prepared, _ms_since(started))
+        with self._preloaded_lock:
+            self._preloaded[source] = image
+        return image
+
+    def _group(
+        self, request: Request, index: int, groups: dict[str, list[int]], images: dict[str, _Image]
+    ) -> None:
+        image = self._lookup(request.source) or self._load(request.source)
+        known = images.get(image.key)
+        if known is None or known.prepared is None:
+            images[image.key] = image
+        groups.setdefault(image.key, []).append(index)
+
+    def _image_features(
+        self, image: _Image, sources: list[ImageSource], keep: bool
+    ) -> tuple[ImageFeatures, bool]:
+        """The features of an image, and whether they came from the cache."""
+        cached = self._images.get(image.key) if keep else None
+        if cached is not None:
+            features, hit = cached.features, True
+        else:
+            prepared = image.prepared
+            if prepared is None:  # evicted since it was looked up
+                prepared = self.backend.prepare(_first_pixels(sources))
+            features, hit = self.backend.encode_image(prepared), False
+            if keep:
+                self._images.put(
+                    image.key, _CachedImage(features, image.height, image.width), features.nbytes
+                )
+        if keep and image.key in self._images:
+            for source in sources:
+                if source.digest is not None:
+                    self._pixel_keys.put(source.digest, image.key)
+        with self._preloaded_lock:
+            for source in sources:
+                self._preloaded.pop(source, None)
+        return features, hit
+
+    # -- one image on the device -------------------------------------------------------------------
+
+    def _ground_image(
+        self, image: _Image, members: list[int], pending: Pending, keep: bool
+    ) -> None:
+        requests = [pending.requests[i] for i in members]
+        timing = dict.fromkeys(STAGES, 0.0)
+        timing["decode"] = image.decode_ms
+        with _stage(timing, "image"):
+            features, hit = self._image_features(image, [r.source for r in requests], keep)
+        try:
+            phrases = list(dict.fromkeys(p.text for r in requests for p in r.prompts))
+            with _stage(timing, "text"):
+                texts = self._text_features(phrases, keep)
+            found = self._found(image, features, phrases, texts, members, pending, timing)
+        finally:
+            if image.key not in self._images or not keep:
+                features.release()
+        for i, request in zip(members, requests, strict=True):
+            pending.found[i] = [found[i, position] for position in range(len(request.prompts))]
+            pending.answers[i] = Answer(
+                width=image.width,
+                height=image.height,
+                digest=request.source.digest or image.key,
+                cached=hit,
+                timing_ms=dict(timing),
+            )
+
+    def _found(
+        self,
+        image: _Image,
+        features: ImageFeatures,
+        phrases: list[str],
+        texts: list[Any],
+        members: list[int],
+        pending: Pending,
+        timing: dict[str, float],
+    ) -> dict[tuple[int, int], _Found]:
+        """The instances of every prompt of every request of one image, by (request, position)."""
+        asked: dict[str, list[tuple[int, int, Prompt]]] = {phrase: [] for phrase in phrases}
+        for i in members:
+            for position, prompt in enumerate(pending.requests[i].prompts):
+                asked[prompt.text].append((i, position, prompt))
+        scale = np.array([image.width, image.height] * 2, np.float32)
+        found: dict[tuple[int, int], _Found] = {}
+        start = 0
+        for size in self.backend.capacity.plan(len(phrases)):
+            run = range(start, start + size)
+            start += size
+            with _stage(timing, "prompts"):
+                grounding = self.backend.ground(features, [texts[p] for p in run])
+            selections: list[tuple[int, int, int, Prompt, Selection]] = []
+            for row, phrase in enumerate(phrases[p] for p in run):
+                scores = scores_of(grounding.logits[row], float(grounding.presence_logits[row]))
+                for i, position, prompt in asked[phrase]:
+                    request = pending.requests[i]
+                    chosen = select(scores, request.threshold_of(prompt), request.max_instances)
+                    selections.append((row, i, position, prompt, chosen))
+            kept = sorted(
+                {
+                    (row, int(query))
+                    for row, i, _, _, chosen in selections
+                    if pending.requests[i].return_masks or pending.requests[i].return_mask_logits
+                    for query in chosen.queries
+                }
+            )
+            with _stage(timing, "masks"):
+                logits = self.backend.read_masks(grounding.masks, kept)
+            row_of = {pair: n for n, pair in enumerate(kept)}
+            for row, i, position, prompt, chosen in selections:
+                wants = pending.requests[i].return_masks or pending.requests[i].return_mask_logits
+                rows = [row_of[row, int(q)] for q in chosen.queries] if wants else []
+                found[i, position] = _Found(
+                    prompt=prompt,
+                    selection=chosen,
+                    boxes_xyxy=_boxes_xyxy(grounding.boxes_cxcywh[row][chosen.queries], scale),
+                    presence=float(sigmoid(grounding.presence_logits[row])),
+                    mask_logits=logits[rows],
+                )
+        return found
+
+    def _text_features(self, phrases: list[str], keep: bool) -> list[Any]:
+        features = {phrase: self._texts.get(phrase) for phrase in phrases}
+        new = [phrase for phrase, value in features.items() if value is None]
+        if new:
+            features.update(zip(new, self.backend.encode_text(new), strict=True))
+            if keep:
+                for phrase in new:
+                    self._texts.put(phrase, features[phrase])
+        return [features[phrase] for phrase in phrases]
+
+    # -- answers -----------------------------------------------------------------------------------
+
+    def _finish_request(self, request: Request, index: int, pending: Pending) -> None:
+        answer = pending.answers[index]
+        with _stage(answer.timing_ms, "masks"):
+            answer.results.extend(
+                Sam3Result(
+                    prompt=found.prompt.text,
+                    scores=found.selection.scores,
+                    boxes=found.boxes_xyxy,
+                    masks=upsample_masks(found.mask_logits, answer.height, answer.width)
+                    if request.return_masks
+                    else None,
+                    presence=found.presence,
+                    width=answer.width,
+                    height=answer.height,
+                    mask_logits=found.mask_logits if request.return_mask_logits else None,
+                    truncated=found.selection.truncated,
+                )
+                for found in pending.found[index]
+            )
+
+    @staticmethod
+    def _try(pending: Pending, members: list[int], step: Any) -> None:
+        """Run a step; what it raises is the answer of the requests it was for, and of no other."""
+        try:
+            step()
+        except Exception as error:
+            for i in members:
+                pending.answers[i] = Answer(error=error)
+
+
+def _first_pixels(sources: Sequence[ImageSource]) -> Uint8Array:
+    """The pixels of the first source that has them; the others may be digests of the same image."""
+    for source in sources[:-1]:
+        try:
+            return source.pixels()
+        except ImageNotCachedError:
+            continue
+    return sources[-1].pixels()
+
+
+def _boxes_xyxy(boxes_cxcywh: Float32Array, scale: Float32Array) -> Float32Array:
+    """(N, 4) relative cxcywh -> (N, 4) xyxy in pixels, clamped to the image."""
+    centre, half = boxes_cxcywh[:, :2], boxes_cxcywh[:, 2:] * np.float32(0.5)
+    boxes = np.concatenate([centre - half, centre + half], axis=1) * scale
+    return np.clip(boxes, np.float32(0.0), scale)
+
+
+class _stage(AbstractContextManager[None]):  # noqa: N801 - reads as a statement
+    """Adds the milliseconds of a block to one stage's."""
+
+    def __init__(self, timing_ms: dict[str, float], name: str) -> None:
+        self._timing_ms, self._name = timing_ms, name
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._timing_ms[self._name] = self._timing_ms.get(self._name, 0.0) + _ms_since(self._started)
+
+
+def _ms_since(started: float) -> float:
+    return (time.perf_counter() - started) * 1000.0

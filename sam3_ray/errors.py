@@ -1,0 +1,31 @@
+"""The errors that are a user's to mend. Each is a subclass of the builtin that fits."""
+
+from __future__ import annotations
+
+
+class ImageError(ValueError):
+    """An image that cannot be used: empty, of a wrong shape, with values out of range."""
+
+
+class ImageDecodeError(ImageError):
+    """Bytes that are not an image we read, or a truncated one."""
+
+
+class ImageTooLargeError(ImageError):
+    """More bytes or pixels than allowed."""
+
+
+class ImageNotCachedError(LookupError):
+    """A request named an image by digest only, and its features are not in the cache."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used: broken, of other dimensions, with missing keys."""
+
+
+class WeightsNotFoundError(FileNotFoundError):
+    """No SAM3 weights where they were looked for; the message says what to do."""
+
+
+class WeightsAccessError(PermissionError):
+    """The Hub refused the gated weights; the message says what to do."""

@@ -1,0 +1,81 @@
+"""Our own series beside Ray's, through ``ray.serve.metrics``; Prometheus scrapes them with Ray's.
+
+Every series exists from the start at zero, so that a chart is never empty. Tags that Serve adds by itself
+(application, deployment, replica) are there too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ray.serve.metrics import Counter, Gauge, Histogram
+
+from sam3_ray.engine import STAGES
+
+STAGE_BUCKETS_MS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 30000, 60000]
+
+OUTCOMES = ("ok", "client_error", "failed", "cancelled")
+
+
+class ReplicaMetrics:
+    """What one replica counts.
+
+    Args:
+        chip: the chip's number, None on a CPU; a tag of every series.
+    """
+
+    def __init__(self, chip: int | None) -> None:
+        self._chip = {"chip": "cpu" if chip is None else str(chip)}
+        self._requests = _Total("sam3_requests", "Requests by outcome.", ("outcome", "chip"))
+        self._images = _Total("sam3_images", "Images by what the cache had.", ("cache", "chip"))
+        self._instances = _Total("sam3_instances", "Instances found.", ("chip",))
+        self._stages = Histogram(
+            "sam3_stage_ms",
+            description="Milliseconds of each stage of a request.",
+            boundaries=STAGE_BUCKETS_MS,
+            tag_keys=("stage", "chip"),
+        )
+        self._cache_bytes = Gauge(
+            "sam3_image_cache_bytes", description="Bytes of image features kept.", tag_keys=("chip",)
+        )
+        self._cache_entries = Gauge(
+            "sam3_image_cache_entries", description="Images whose features are kept.", tag_keys=("chip",)
+        )
+        for outcome in OUTCOMES:
+            self._requests.add(0, {"outcome": outcome} | self._chip)
+        for state in ("hit", "miss"):
+            self._images.add(0, {"cache": state} | self._chip)
+        self._instances.add(0, self._chip)
+        self.cache({})
+
+    def request(self, outcome: str) -> None:
+        """One request ended; ``outcome`` is one of ``OUTCOMES``."""
+        self._requests.add(1, {"outcome": outcome} | self._chip)
+
+    def answer(self, *, cached: bool, instances: int, timing_ms: Mapping[str, float]) -> None:
+        """One request was answered."""
+        self._images.add(1, {"cache": "hit" if cached else "miss"} | self._chip)
+        self._instances.add(instances, self._chip)
+        for stage in ("queue", *STAGES):
+            if stage in timing_ms:
+                self._stages.observe(timing_ms[stage], tags={"stage": stage} | self._chip)
+
+    def cache(self, image_cache: Mapping[str, Any]) -> None:
+        """The image cache's size now: ``bytes`` and ``entries``."""
+        self._cache_bytes.set(float(image_cache.get("bytes", 0)), tags=self._chip)
+        self._cache_entries.set(float(image_cache.get("entries", 0)), tags=self._chip)
+
+
+class _Total:
+    """A counter that can start at zero. Ray's refuses ``inc(0)``, which would leave the chart empty."""
+
+    def __init__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> None:
+        self._counter = Counter(name, description=description, tag_keys=tag_keys)
+
+    def add(self, amount: int, tags: dict[str, str]) -> None:
+        if amount > 0:
+            self._counter.inc(amount, tags=tags)
+        else:
+            # The public method insists on more than zero; recording a zero is what creates the series.
+            self._counter._record(0, tags=tags)
