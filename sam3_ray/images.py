@@ -55,9 +55,6 @@ if TYPE_CHECKING:
         | Tensor
     )
 
-ImageLike = (
-    "str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image | np.ndarray | Tensor"
-)
 
 FORMATS = ("PNG", "JPEG", "WEBP", "AVIF", "TIFF", "GIF", "BMP", "PPM")
 """What is decoded: common formats with well-kept decoders. Pillow reads more, some by starting other
@@ -129,7 +126,7 @@ class ImageSource:
 
     @property
     def digest(self) -> str | None:
-        """xxh3_128 of the file's bytes in hex, the file being read if need be; None for all but path and bytes.
+        """xxh3_128 of the file's bytes in hex, the file read if need be; None for the other forms.
 
         Raises:
             FileNotFoundError, IsADirectoryError, OSError: the file cannot be read.
@@ -257,7 +254,7 @@ def _decode_file(data: bytes, name: str) -> Uint8Array:
         raise _pillow_bound(name, error) from error
     except MemoryError:
         raise
-    except Exception as error:  # noqa: BLE001 - decoders raise many kinds on a damaged header
+    except Exception as error:  # decoders raise many kinds on a damaged header
         raise _damaged(name, error) from error
     with image:
         _check_pixel_count(image.size, name)
@@ -287,7 +284,7 @@ def _load(image: Image.Image, name: str) -> None:
         raise _pillow_bound(name, error) from error
     except MemoryError:
         raise
-    except Exception as error:  # noqa: BLE001 - decoders raise many kinds on damaged data
+    except Exception as error:  # decoders raise many kinds on damaged data
         raise _damaged(name, error) from error
 
 

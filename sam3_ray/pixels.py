@@ -1,4 +1,4 @@
-"""What a PIL image, an array or a tensor holds -> (H, W, 3) uint8 RGB; the rules are in :mod:`sam3_ray.images`."""
+"""PIL images, arrays and tensors -> (H, W, 3) uint8 RGB, by the rules in :mod:`sam3_ray.images`."""
 
 from __future__ import annotations
 

@@ -332,7 +332,8 @@ def street() -> Image.Image:
                         glow[where] += colour * mask * (0.35 if on else 0)
     # The road, wet: it mirrors what is above, smeared downwards.
     road = _drawn(width, height, lambda draw: draw.polygon([(1200, 860), (2700, 1600), (-300, 1600)], fill=255))
-    pavement = np.clip((np.arange(height) - horizon) / 3, 0, 1)[:, None, None]
+    kerb = [(1200, 860), (2700, 1335), (2700, 1600), (-300, 1600), (-300, 1335)]
+    pavement = _drawn(width, height, lambda draw: draw.polygon(kerb, fill=255))
     light = mix(light, rgb(74, 70, 78) * (0.55 + 0.5 * smooth_noise(rng, height, width, 160, 40, 3)[..., None]), pavement)
     mirror = blurred(np.concatenate([light[:horizon], light[horizon - 1 :: -1]])[:height], 7)
     wet = 0.25 + 0.75 * smooth_noise(rng, height, width, 16, 5, 3)[..., None]
@@ -345,7 +346,7 @@ def street() -> Image.Image:
         light[where] = mix(light[where], rgb(214, 206, 190) * 0.6, mask * 0.8)
     for side in (-1, 1):
         for s in (0.24, 0.4, 0.68, 1.0):
-            x, foot, top = vanish + side * 420 * s, horizon + 250 * s, horizon - 300 * s
+            x, foot, top = vanish + side * 420 * s, horizon + 182 * s, horizon - 280 * s
             pole = [(x - 4 * s, foot), (x + 4 * s, foot), (x + 3 * s, top), (x - 3 * s, top)]
             arm = [(x, top), (x - side * 62 * s, top - 7 * s), (x - side * 62 * s, top - 1 * s), (x, top + 7 * s)]
             for part in (pole, arm):

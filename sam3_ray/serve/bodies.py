@@ -10,7 +10,7 @@ import asyncio
 import base64
 import binascii
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,12 +102,16 @@ def _job(image: bytes | None, options: Options, limits: Limits, *, gzip: bool) -
     if image:
         actual = file_digest(image)
         if digest not in (None, actual):
-            raise invalid("image_digest", f"{digest} is not the digest of the image sent, which is {actual}")
+            raise invalid(
+                "image_digest", f"{digest} is not the digest of the image sent, which is {actual}"
+            )
         digest = actual
     if digest is None:
         what = "the image is empty" if image is not None else "there is no image"
         raise ProblemError(
-            Problem(ProblemType.NO_IMAGE, f"{what}; send one, or the image_digest of one sent before")
+            Problem(
+                ProblemType.NO_IMAGE, f"{what}; send one, or the image_digest of one sent before"
+            )
         )
     return PredictJob(
         digest=digest,
@@ -123,13 +127,16 @@ def _job(image: bytes | None, options: Options, limits: Limits, *, gzip: bool) -
 
 def _prompts(prompts: Sequence[str | PromptBody], limits: Limits) -> tuple[Prompt, ...]:
     if len(prompts) > limits.max_prompts:
-        raise invalid("prompts", f"{len(prompts)} phrases; at most {limits.max_prompts} in one request")
+        raise invalid(
+            "prompts", f"{len(prompts)} phrases; at most {limits.max_prompts} in one request"
+        )
     checked = []
     for i, given in enumerate(prompts):
         text, threshold = (given, None) if isinstance(given, str) else (given.text, given.threshold)
         if len(text) > MAX_PHRASE_CHARACTERS:
             raise invalid(
-                f"prompts[{i}]", f"{len(text)} characters; at most {MAX_PHRASE_CHARACTERS} in a phrase"
+                f"prompts[{i}]",
+                f"{len(text)} characters; at most {MAX_PHRASE_CHARACTERS} in a phrase",
             )
         try:
             checked.append(Prompt(text, threshold))
@@ -163,14 +170,21 @@ def _decode_base64(text: str) -> bytes:
         elif "://" in text[:16]:
             hint = "; a server never fetches a URL that a client names"
         raise ProblemError(
-            Problem(ProblemType.INVALID_BASE64, f"image must be the file's bytes in base64 ({error}){hint}")
+            Problem(
+                ProblemType.INVALID_BASE64,
+                f"image must be the file's bytes in base64 ({error}){hint}",
+            )
         ) from error
 
 
 async def _from_multipart(request: Request, limits: Limits) -> tuple[bytes | None, Options]:
     stream = _counted(request, limits.max_upload_bytes + _OPTIONS_BYTES, limits)
     parser = _InMemoryParser(
-        request.headers, stream, max_files=2, max_fields=_MAX_FORM_FIELDS, max_part_size=_OPTIONS_BYTES
+        request.headers,
+        stream,
+        max_files=2,
+        max_fields=_MAX_FORM_FIELDS,
+        max_part_size=_OPTIONS_BYTES,
     )
     try:
         form: FormData = await parser.parse()
@@ -250,7 +264,7 @@ async def _read(request: Request, limit: int, limits: Limits) -> bytes:
     return b"".join([chunk async for chunk in _counted(request, limit, limits)])
 
 
-async def _counted(request: Request, limit: int, limits: Limits) -> AsyncIterator[bytes]:
+async def _counted(request: Request, limit: int, limits: Limits) -> AsyncGenerator[bytes, None]:
     """The body's chunks; refuses it as soon as more than ``limit`` bytes are declared or here."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
@@ -276,7 +290,9 @@ def _takes_gzip(headers: Headers) -> bool:
 
 def _too_large(limits: Limits) -> ProblemError:
     return ProblemError(
-        Problem(ProblemType.TOO_LARGE, f"an image file may have {limits.max_upload_bytes} bytes at most")
+        Problem(
+            ProblemType.TOO_LARGE, f"an image file may have {limits.max_upload_bytes} bytes at most"
+        )
     )
 
 
@@ -319,5 +335,9 @@ def _plain(fault: Mapping[str, Any], what: str) -> str:
     if fault["type"] == "extra_forbidden":
         return f"unknown {what}"
     given = fault.get("input")
-    shown = f", got {given!r}" if isinstance(given, (str, int, float)) and len(repr(given)) <= 80 else ""
+    shown = (
+        f", got {given!r}"
+        if isinstance(given, (str, int, float)) and len(repr(given)) <= 80
+        else ""
+    )
     return f"{fault['msg']}{shown}"

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sam3_ray.engine import STAGES, Answer
-from sam3_ray.masks import mask_to_png, mask_to_polygon, mask_to_rle
-from sam3_ray.result import BoolArray, Sam3Result
-from sam3_ray.serve.schemas import PredictJob
+from sam3_ray.masks import BoolArray, mask_to_png, mask_to_polygon, mask_to_rle
+from sam3_ray.result import Sam3Result
+from sam3_ray.serve.schemas import PredictJob, Reply
 
 _GZIP_FROM_BYTES = 1024
 _GZIP_LEVEL = 5
@@ -24,19 +24,6 @@ _MASK_ENCODERS: dict[str, Callable[[BoolArray], Any]] = {
     "polygon": mask_to_polygon,
     "none": lambda mask: None,
 }
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What a replica gives the ingress to forward.
-
-    Attributes:
-        body: JSON; gzip where ``content_encoding`` says so.
-        content_encoding: ``gzip`` or None.
-    """
-
-    body: bytes
-    content_encoding: str | None = None
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,11 @@ class ProblemType(Enum):
     METHOD_NOT_ALLOWED = ("method-not-allowed", 405, "Method not allowed")
     TOO_LARGE = ("too-large", 413, "The upload is too large")
     IMAGE_TOO_LARGE = ("image-too-large", 413, "The image has too many pixels")
-    UNSUPPORTED_MEDIA_TYPE = ("unsupported-media-type", 415, "The body is of a type that is not read")
+    UNSUPPORTED_MEDIA_TYPE = (
+        "unsupported-media-type",
+        415,
+        "The body is of a type that is not read",
+    )
     NOT_AN_IMAGE = ("not-an-image", 415, "The file is not an image that is read")
     INVALID_REQUEST = ("invalid-request", 422, "The request is not valid")
     INTERNAL = ("internal-error", 500, "The server failed")
@@ -71,7 +75,9 @@ class Problem:
             "detail": self.detail,
         }
         if self.errors:
-            body["errors"] = [{"field": field, "message": message} for field, message in self.errors]
+            body["errors"] = [
+                {"field": field, "message": message} for field, message in self.errors
+            ]
         return body
 
     def to_bytes(self) -> bytes:
@@ -108,7 +114,9 @@ def problem_of(error: Exception) -> Problem:
         case ImageDecodeError():
             return Problem(ProblemType.NOT_AN_IMAGE, _message(error))
         case ImageError():
-            return Problem(ProblemType.INVALID_REQUEST, _message(error), (("image", _message(error)),))
+            return Problem(
+                ProblemType.INVALID_REQUEST, _message(error), (("image", _message(error)),)
+            )
     return Problem(
         ProblemType.INTERNAL,
         f"{type(error).__name__}: the model failed on this request; the server's log has the details",
@@ -118,12 +126,20 @@ def problem_of(error: Exception) -> Problem:
 
 def invalid(field: str, message: str) -> ProblemError:
     """A 422 about one field."""
-    return ProblemError(Problem(ProblemType.INVALID_REQUEST, f"{field}: {message}", ((field, message),)))
+    return ProblemError(
+        Problem(ProblemType.INVALID_REQUEST, f"{field}: {message}", ((field, message),))
+    )
 
 
-def problem_of_status(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Problem:
+def problem_of_status(
+    status: int, detail: str, headers: Mapping[str, str] | None = None
+) -> Problem:
     """The problem for a status that the web framework came up with (unknown routes, wrong methods)."""
-    for kind in (ProblemType.NOT_FOUND, ProblemType.METHOD_NOT_ALLOWED, ProblemType.UNPARSEABLE_BODY):
+    for kind in (
+        ProblemType.NOT_FOUND,
+        ProblemType.METHOD_NOT_ALLOWED,
+        ProblemType.UNPARSEABLE_BODY,
+    ):
         if kind.status == status:
             return Problem(kind, detail)
     return Problem(ProblemType.INTERNAL, detail)

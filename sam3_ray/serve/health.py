@@ -15,7 +15,8 @@ from contextlib import contextmanager
 LIMIT_FACTOR = 10.0
 """A call may take this many times as long, a request, as the slowest so far."""
 
-MAX_FAILURES_IN_A_ROW = 3
+MAX_FAILED_IMAGES = 3
+"""So many different images in a row: one image that the model cannot take is no reason to restart."""
 
 
 class DeviceWatch:
@@ -33,7 +34,7 @@ class DeviceWatch:
         self._running: tuple[float, int] | None = None
         self._slowest_s = 0.0
         self._calls = 0
-        self._failures = 0
+        self._failed_images: set[str] = set()
 
     @contextmanager
     def call(self, requests: int) -> Iterator[None]:
@@ -54,12 +55,13 @@ class DeviceWatch:
     def succeeded(self) -> None:
         """A request got its answer."""
         with self._lock:
-            self._failures = 0
+            self._failed_images.clear()
 
-    def failed(self) -> None:
-        """A request failed, and not by the client's fault."""
+    def failed(self, digest: str) -> None:
+        """A request for this image failed, and not by the client's fault."""
         with self._lock:
-            self._failures += 1
+            if len(self._failed_images) < MAX_FAILED_IMAGES:
+                self._failed_images.add(digest)
 
     @property
     def running_s(self) -> float:
@@ -70,8 +72,8 @@ class DeviceWatch:
     def check(self) -> None:
         """Raise RuntimeError, with the reason, where the device should be given up."""
         with self._lock:
-            if self._failures >= MAX_FAILURES_IN_A_ROW:
-                raise RuntimeError(f"the model failed on {self._failures} requests in a row")
+            if len(self._failed_images) >= MAX_FAILED_IMAGES:
+                raise RuntimeError(f"the model failed on {MAX_FAILED_IMAGES} images in a row")
             if self._running is None or self._calls == 0:
                 return
             started, requests = self._running
@@ -79,5 +81,6 @@ class DeviceWatch:
             limit = requests * max(self._floor_s, LIMIT_FACTOR * self._slowest_s)
         if age > limit:
             raise RuntimeError(
-                f"a device call for {requests} requests has been running for {age:.0f} s (limit {limit:.0f} s)"
+                f"a device call for {requests} requests has been running for {age:.0f} s "
+                f"(limit {limit:.0f} s)"
             )

@@ -13,7 +13,7 @@ from ray.serve.metrics import Counter, Gauge, Histogram
 
 from sam3_ray.engine import STAGES
 
-STAGE_BUCKETS_MS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 30000, 60000]
+STAGE_BUCKETS_MS: list[float] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 3e4, 6e4]
 
 OUTCOMES = ("ok", "client_error", "failed", "cancelled")
 
@@ -34,13 +34,17 @@ class ReplicaMetrics:
             "sam3_stage_ms",
             description="Milliseconds of each stage of a request.",
             boundaries=STAGE_BUCKETS_MS,
-            tag_keys=("stage", "chip"),
+            tag_keys=("stage", "chip"),  # type: ignore[arg-type]  # Ray's stub says one key
         )
         self._cache_bytes = Gauge(
-            "sam3_image_cache_bytes", description="Bytes of image features kept.", tag_keys=("chip",)
+            "sam3_image_cache_bytes",
+            description="Bytes of image features kept.",
+            tag_keys=("chip",),
         )
         self._cache_entries = Gauge(
-            "sam3_image_cache_entries", description="Images whose features are kept.", tag_keys=("chip",)
+            "sam3_image_cache_entries",
+            description="Images whose features are kept.",
+            tag_keys=("chip",),
         )
         for outcome in OUTCOMES:
             self._requests.add(0, {"outcome": outcome} | self._chip)
@@ -62,8 +66,8 @@ class ReplicaMetrics:
                 self._stages.observe(timing_ms[stage], tags={"stage": stage} | self._chip)
 
     def cache(self, image_cache: Mapping[str, Any]) -> None:
-        """The image cache's size now: ``bytes`` and ``entries``."""
-        self._cache_bytes.set(float(image_cache.get("bytes", 0)), tags=self._chip)
+        """The image cache now, as ``Engine.stats`` has it: ``size`` in bytes, and ``entries``."""
+        self._cache_bytes.set(float(image_cache.get("size", 0)), tags=self._chip)
         self._cache_entries.set(float(image_cache.get("entries", 0)), tags=self._chip)
 
 
@@ -71,7 +75,7 @@ class _Total:
     """A counter that can start at zero. Ray's refuses ``inc(0)``, which would leave the chart empty."""
 
     def __init__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> None:
-        self._counter = Counter(name, description=description, tag_keys=tag_keys)
+        self._counter = Counter(name, description=description, tag_keys=tag_keys)  # type: ignore[arg-type]
 
     def add(self, amount: int, tags: dict[str, str]) -> None:
         if amount > 0:

@@ -1,4 +1,4 @@
-"""What goes over the wire: the typed body of ``POST /predict``, its answer, and the job for a replica."""
+"""What goes over the wire: the body of ``POST /predict``, its answer, and what ingress and replicas send."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from sam3_ray.prompt import DEFAULT_MAX_INSTANCES, DEFAULT_THRESHOLD, MAX_INSTANCES_LIMIT, Prompt
+from sam3_ray.serve.errors import Problem
 
 MaskFormat = Literal["png", "rle", "polygon", "none"]
 
@@ -165,3 +166,29 @@ class PredictJob:
     gzip: bool = False
     sent_at: float = 0.0
     avoid: frozenset[str] = field(default_factory=frozenset)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a replica gives the ingress to forward.
+
+    Attributes:
+        body: JSON; gzip where ``content_encoding`` says so.
+        content_encoding: ``gzip`` or None.
+    """
+
+    body: bytes
+    content_encoding: str | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A job that got no answer. Sent as data: exceptions lose their type on the way through Ray.
+
+    Attributes:
+        problem: for the client.
+        replica: who failed.
+    """
+
+    problem: Problem
+    replica: str

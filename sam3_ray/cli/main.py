@@ -1,0 +1,104 @@
+"""``sam3-ray``: reads which command is asked for, and loads that command only.
+
+``sam3-ray --help`` must be quick: argparse, and no import of a command, numpy, torch or ray here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from sam3_ray import __version__
+
+COMMANDS = {
+    "serve": "start the HTTP service on this machine",
+    "predict": "find objects in images, here, without a service",
+    "doctor": "check this machine: what is here, and what to do about what is not",
+}
+"""Each is a module of this package with ``DESCRIPTION``, ``EXAMPLES``, ``add_arguments`` and ``run``."""
+
+EXAMPLES = """\
+examples:
+  sam3-ray serve                                   then open http://127.0.0.1:8000
+  sam3-ray predict photo.jpg --prompt "red circle"
+  sam3-ray doctor
+
+`sam3-ray COMMAND --help` has a command's options and more examples.
+"""
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
+
+BROKEN_PIPE = 141
+"""Exit code where the reader of our output went away: 128 + SIGPIPE."""
+
+
+class CommandError(Exception):
+    """What ends a command: its message is printed, without a traceback.
+
+    Attributes:
+        exit_code: of the process; never 0.
+    """
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        arguments: of the command line; default those of the process.
+
+    Returns:
+        The exit code: 0; 1 where the command failed; 2 where the command line is wrong.
+    """
+    try:
+        code = _run(sys.argv[1:] if arguments is None else list(arguments))
+        sys.stdout.flush()
+        return code
+    except CommandError as error:
+        print(f"sam3-ray: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes stdout once more at exit: give it something that takes it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+
+
+def _run(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="sam3-ray",
+        description="SAM3 text-prompted instance segmentation, on Tenstorrent Blackhole chips or the CPU.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"sam3-ray {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    asked = next((argument for argument in arguments if not argument.startswith("-")), None)
+    command = None
+    for name, summary in COMMANDS.items():
+        if name != asked:
+            commands.add_parser(name, help=summary)
+            continue
+        command = importlib.import_module(f"sam3_ray.cli.{name}")
+        options = commands.add_parser(
+            name,
+            help=summary,
+            description=command.DESCRIPTION,
+            epilog=command.EXAMPLES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_arguments(options)
+    if not arguments:
+        parser.print_help()
+        return 2
+    parsed = parser.parse_args(arguments)
+    assert command is not None  # argparse has refused any other word
+    return int(command.run(parsed))

@@ -1,0 +1,73 @@
+"""The application: ``serve_config.yaml`` names ``build_app``.
+
+No ``from __future__ import annotations`` here: Ray reads the builder's annotation to validate the arguments,
+and would take a string for "no model".
+"""
+
+import logging
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
+
+from sam3_ray.serve.config import ServeConfig
+from sam3_ray.serve.ingress import Ingress
+from sam3_ray.serve.plan import CHIP_RESOURCE, Cluster, Plan, resolve
+from sam3_ray.serve.replica import Sam3Replica
+
+logger = logging.getLogger("sam3_ray")
+
+APP_NAME = "sam3"
+ROUTER = "sam3_ray.serve.router.DigestRouter"
+
+
+def build_app(config: ServeConfig) -> Application:
+    """The Serve application of a configuration: an ingress, and a replica for each chip (or one CPU).
+
+    Args:
+        config: the ``args`` of the application in the configuration file.
+
+    Raises:
+        ServeConfigError: what is asked does not fit the Ray cluster.
+        WeightsNotFoundError, WeightsAccessError: weights that are required are not to be had.
+    """
+    plan = resolve(config, Cluster.of_ray())
+    logger.info("serving %s on %d x %s", plan.checkpoint.label, plan.replicas, plan.backend)
+    return deployments(config, plan)
+
+
+def deployments(config: ServeConfig, plan: Plan) -> Application:
+    """The deployments of a plan."""
+    resources = {CHIP_RESOURCE: plan.chips_per_replica} if plan.chips_per_replica else {}
+    replicas = serve.deployment(
+        name="Sam3Replica",
+        num_replicas=plan.replicas,
+        ray_actor_options={"num_cpus": plan.num_cpus, "resources": resources},
+        max_ongoing_requests=config.max_ongoing_requests,
+        max_queued_requests=config.max_queued_requests,
+        user_config={"max_batch_size": config.max_batch_size, "batch_wait_s": config.batch_wait_s},
+        request_router_config=RequestRouterConfig(
+            request_router_class=ROUTER,  # type: ignore[arg-type]  # Ray's stub knows no import path
+            request_router_kwargs={
+                "num_fallbacks": config.num_fallbacks,
+                "load_factor": config.load_factor,
+                "free_load": config.max_batch_size,
+            },
+        ),
+        # A new replica cannot have the chip that the old one still holds.
+        max_surge_percent=0,
+        # What a constructor can find wrong was checked before: a few tries are for a flaky disk.
+        max_constructor_retry_count=3,
+    )(Sam3Replica)
+    ingress = serve.deployment(
+        name="Ingress",
+        num_replicas=1,
+        # It only forwards bytes; with a CPU of its own it would not fit on a machine with one.
+        ray_actor_options={"num_cpus": 0},
+        # Larger than all that the replicas take: what the proxy turns away gets plain text, not a problem.
+        max_ongoing_requests=plan.replicas * config.max_ongoing_requests
+        + config.max_queued_requests
+        + 64,
+    )(serve.ingress()(Ingress))
+    application: Application = ingress.bind(replicas.bind(config, plan), config, plan)
+    return application

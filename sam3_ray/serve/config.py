@@ -1,0 +1,146 @@
+"""The ``args`` of ``serve_config.yaml``, typed. An unknown key is an error."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+CONCURRENT_BATCHES = 2
+"""Batches of a replica at a time: one on the device, one finishing its masks on the host."""
+
+PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class ServeConfigError(ValueError):
+    """A configuration that cannot be served; the message is one line, for a person."""
+
+
+class ServeConfig(BaseModel):
+    """How the application is served. Every key has a default.
+
+    Raises:
+        ServeConfigError (inside pydantic's ValidationError): an unknown key, with the one it looks like.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    backend: Literal["auto", "cpu", "blackhole"] = Field(
+        default="auto",
+        description="auto: one Blackhole replica a chip where the Ray cluster has TTNPU resources, else CPU.",
+    )
+    checkpoint: str = Field(
+        default="auto",
+        min_length=1,
+        description="auto: SAM3's weights; on a CPU where they cannot be had, the demo checkpoint. "
+        "demo: the small checkpoint in the package. facebook/sam3 (or another Hub repository): required. "
+        "A path: a local sam3.pt, or a folder that holds it.",
+    )
+    revision: str | None = Field(default=None, description="Revision of the Hub repository.")
+    replicas: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        default="auto", description="auto: one a chip; on a CPU one."
+    )
+    cpus_per_replica: Literal["auto"] | Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        default="auto",
+        description="CPUs that Ray reserves for a replica; torch gets as many threads. auto: on a CPU the "
+        "node's cores less one, on chips one.",
+    )
+    max_prompts: int | None = Field(
+        default=None,
+        ge=1,
+        le=64,
+        description="Phrases of one request; default SAM3_MAX_PROMPTS, else 4.",
+    )
+    max_upload_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        description="Largest image file; default SAM3_MAX_UPLOAD_BYTES, else 32 MiB.",
+    )
+    max_image_pixels: int | None = Field(
+        default=None,
+        ge=1,
+        description="Largest image, refused before it is decoded; default SAM3_MAX_IMAGE_PIXELS, else "
+        "178,956,970.",
+    )
+    image_cache_bytes: int | None = Field(
+        default=None,
+        ge=0,
+        description="Budget of a replica's image cache; default SAM3_IMAGE_CACHE_BYTES, else the backend's. "
+        "0: no cache.",
+    )
+    max_batch_size: int = Field(default=8, ge=1, le=256, description="Requests of one device call.")
+    batch_wait_s: float = Field(
+        default=0.002, ge=0, le=10, description="How long a batch waits for more requests."
+    )
+    max_ongoing_requests: int = Field(
+        default=24,
+        ge=1,
+        description="Requests that a replica has at a time, those that it decodes included.",
+    )
+    max_queued_requests: int = Field(
+        default=64,
+        ge=0,
+        description="Requests that may wait for a replica; more get 503 with Retry-After.",
+    )
+    retry_after_s: PositiveSeconds = Field(default=1.0, description="What Retry-After says.")
+    deadline_s: PositiveSeconds = Field(
+        default=120.0,
+        description="A request without an answer gets 504 after this time. Keep "
+        "http_options.request_timeout_s above it, else Serve's own plain-text 408 comes first.",
+    )
+    device_call_limit_s: PositiveSeconds = Field(
+        default=120.0,
+        description="A device call may always take this long for each of its requests before the replica "
+        "counts as unhealthy.",
+    )
+    num_fallbacks: int = Field(
+        default=2,
+        ge=0,
+        description="Replicas after the first that a digest-only request may go to.",
+    )
+    load_factor: float = Field(
+        default=1.25,
+        ge=1,
+        description="A replica's images overflow to others from this many times the mean load.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_are_known(cls, values: Any) -> Any:
+        for name in values if isinstance(values, Mapping) else ():
+            if name not in cls.model_fields:
+                close = difflib.get_close_matches(str(name), cls.model_fields, n=1)
+                hint = f"; did you mean {close[0]!r}?" if close else ""
+                raise ValueError(
+                    f"unknown key {name!r}{hint} (known: {', '.join(cls.model_fields)})"
+                )
+        return values
+
+    @model_validator(mode="after")
+    def _batches_fit(self) -> Self:
+        needed = self.max_batch_size * CONCURRENT_BATCHES
+        if self.max_ongoing_requests < needed:
+            raise ValueError(
+                f"max_ongoing_requests is {self.max_ongoing_requests}, but max_batch_size "
+                f"{self.max_batch_size} needs at least {needed} ({CONCURRENT_BATCHES} batches at a time)"
+            )
+        return self
+
+
+def load_config(values: Mapping[str, Any]) -> ServeConfig:
+    """The configuration of an application's ``args``.
+
+    Raises:
+        ServeConfigError: with every fault in one line.
+    """
+    try:
+        return ServeConfig.model_validate(values)
+    except ValidationError as error:
+        faults = []
+        for fault in error.errors(include_url=False):
+            where = str(fault["loc"][0]) if fault["loc"] else ""
+            message = fault["msg"].removeprefix("Value error, ")
+            faults.append(f"{where}: {message}, got {fault['input']!r}" if where else message)
+        raise ServeConfigError("; ".join(dict.fromkeys(faults))) from error

@@ -1,0 +1,191 @@
+"""The ingress: HTTP in, jobs to replicas, ready JSON back. It never decodes an image.
+
+Other Serve applications call it without HTTP::
+
+    answer = await serve.get_app_handle("sam3").predict.remote(image=file_bytes, prompts=["car"])
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from fastapi import FastAPI
+from ray.exceptions import ActorDiedError, ActorUnavailableError
+from ray.serve.exceptions import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    ReplicaUnavailableError,
+)
+from ray.serve.handle import DeploymentHandle
+
+import sam3_ray
+from sam3_ray.serve.bodies import Limits, make_job
+from sam3_ray.serve.config import ServeConfig
+from sam3_ray.serve.errors import Problem, ProblemError, ProblemType
+from sam3_ray.serve.plan import Plan
+from sam3_ray.serve.routes import http_app
+from sam3_ray.serve.schemas import Failure, MaskFormat, Options, PredictJob, PromptBody, Reply
+from sam3_ray.settings import settings
+
+logger = logging.getLogger("sam3_ray")
+
+TRIES = 2
+"""A request is idempotent: where a replica dies under it, another one gets it, once."""
+
+INFO_TIMEOUT_S = 5.0
+
+_LOST = (ActorDiedError, ActorUnavailableError, ReplicaUnavailableError)
+
+
+class Ingress:
+    """The application's first deployment.
+
+    Args:
+        replicas: the handle of ``Sam3Replica``.
+        config, plan: what is served.
+    """
+
+    def __init__(self, replicas: DeploymentHandle[Any], config: ServeConfig, plan: Plan) -> None:
+        self._replicas = replicas
+        self._config = config
+        self._plan = plan
+        self._limits = limits_of(config)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """The HTTP application; Serve asks for it once, in the replica."""
+        return http_app(self, self._limits, self._config.deadline_s)
+
+    async def predict(
+        self,
+        image: bytes | None = None,
+        prompts: Sequence[str | dict[str, Any]] = (),
+        *,
+        image_digest: str | None = None,
+        threshold: float = 0.5,
+        max_instances: int = 50,
+        mask_format: MaskFormat = "rle",
+    ) -> dict[str, Any]:
+        """``POST /predict`` for other Serve applications, through a handle.
+
+        Args:
+            image: the file's bytes; None with ``image_digest``.
+            prompts: phrases, or {"text": ..., "threshold": ...}.
+            image_digest: of an image sent before.
+            threshold, max_instances, mask_format: as over HTTP.
+
+        Returns:
+            The same as the JSON of ``POST /predict``.
+
+        Raises:
+            ProblemError: what HTTP would answer with a status of 400 or more.
+            TimeoutError: no answer before the deadline.
+        """
+        options = Options(
+            prompts=[p if isinstance(p, str) else PromptBody.model_validate(p) for p in prompts],
+            threshold=threshold,
+            max_instances=max_instances,
+            mask_format=mask_format,
+            image_digest=image_digest,
+        )
+        async with asyncio.timeout(self._config.deadline_s):
+            reply = await self.submit(make_job(image, options, self._limits))
+        answer: dict[str, Any] = json.loads(reply.body)
+        return answer
+
+    async def submit(self, job: PredictJob) -> Reply:
+        """Give a job to the replica of its image, and to another one where that one fails.
+
+        Raises:
+            ProblemError: no answer.
+        """
+        problem = None
+        for _ in range(TRIES):
+            outcome = await self._send(job)
+            if isinstance(outcome, Reply):
+                return outcome
+            problem = outcome.problem
+            if not problem.retry_elsewhere:
+                break
+            job = replace(job, avoid=job.avoid | {outcome.replica})
+        assert problem is not None
+        raise ProblemError(problem)
+
+    async def _send(self, job: PredictJob) -> Reply | Failure:
+        response = self._replicas.options(session_id=job.digest).predict.remote(job)
+        try:
+            outcome: Reply | Failure = await response
+            return outcome
+        except BackPressureError as error:
+            raise ProblemError(
+                Problem(
+                    ProblemType.OVER_CAPACITY,
+                    f"{error.args[1]} requests are waiting already",
+                    retry_after_s=self._config.retry_after_s,
+                )
+            ) from error
+        except DeploymentUnavailableError as error:
+            raise ProblemError(self._lost(error.message)) from error
+        except _LOST as error:
+            logger.warning("a replica was lost under a request: %s", error)
+            # Ray's router has dropped it by now: the next try goes to another one.
+            return Failure(replace(self._lost("the replica was lost"), retry_elsewhere=True), "")
+        except asyncio.CancelledError:
+            # The deadline, or a client that hung up: the replica shall not work for nobody.
+            response.cancel()  # type: ignore[no-untyped-call]
+            raise
+
+    def _lost(self, detail: str) -> Problem:
+        return Problem(ProblemType.NO_REPLICA, detail, retry_after_s=self._config.retry_after_s)
+
+    async def info(self) -> dict[str, Any]:
+        """What ``GET /info`` answers."""
+        replicas = await self._ask_replicas()
+        return {
+            "service": "sam3_ray",
+            "version": sam3_ray.__version__,
+            "model": "sam3",
+            "checkpoint": self._plan.checkpoint.label,
+            "backend": self._plan.backend,
+            "input_size": next((r["input_size"] for r in replicas if "input_size" in r), None),
+            "limits": {
+                "max_prompts": self._limits.max_prompts,
+                "max_upload_bytes": self._limits.max_upload_bytes,
+                "max_image_pixels": self._config.max_image_pixels or settings().max_image_pixels,
+                "deadline_s": self._config.deadline_s,
+            },
+            "replicas_wanted": self._plan.replicas,
+            "replicas": replicas,
+            "chips": [
+                {"chip": r["chip"], "replica": r["replica"], "parked": r["parked"]}
+                for r in replicas
+                if r["chip"] is not None
+            ],
+        }
+
+    async def ready(self) -> bool:
+        """Whether a replica that is not parked answers."""
+        return any(replica["parked"] is None for replica in await self._ask_replicas())
+
+    async def _ask_replicas(self) -> list[dict[str, Any]]:
+        """``info`` of every replica that answers in time; in a fixed order."""
+        try:
+            answers = await self._replicas.broadcast("info").results_async(
+                timeout_s=INFO_TIMEOUT_S, return_exceptions=True
+            )
+        except (TimeoutError, DeploymentUnavailableError):
+            return []
+        return sorted((a for a in answers if isinstance(a, dict)), key=lambda a: str(a["place"]))
+
+
+def limits_of(config: ServeConfig) -> Limits:
+    """The limits of a configuration, with the environment's where it has none."""
+    knobs = settings()
+    return Limits(
+        max_upload_bytes=config.max_upload_bytes or knobs.max_upload_bytes,
+        max_prompts=config.max_prompts or knobs.max_prompts,
+    )

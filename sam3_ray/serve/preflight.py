@@ -1,0 +1,320 @@
+"""What ``sam3-ray serve`` checks in its own process before Ray starts: config, port, chips, weights.
+
+What is wrong ends there with one message. Neither torch nor sam3 is imported.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import errno
+import os
+import socket
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from sam3_ray import chips
+from sam3_ray.checkpoint import local_checkpoint
+from sam3_ray.checkpoint_header import read_header
+from sam3_ray.errors import CheckpointError, WeightsAccessError, WeightsNotFoundError
+from sam3_ray.hub import hub_problem
+from sam3_ray.serve.config import ServeConfig, ServeConfigError, load_config
+from sam3_ray.serve.plan import Cluster, Plan, resolve
+from sam3_ray.settings import DEMO_REPO_ID, REPO_ID
+
+CONFIG_FILE = "serve_config.yaml"
+BUILDER = "sam3_ray.serve.app:build_app"
+
+DEFAULT_VALUES: dict[str, Any] = {
+    "proxy_location": "EveryNode",
+    "http_options": {"host": "127.0.0.1", "port": 8000, "request_timeout_s": 150},
+    "applications": [
+        {
+            "name": "sam3",
+            "route_prefix": "/",
+            "import_path": BUILDER,
+            "args": {"backend": "auto", "checkpoint": "auto", "replicas": "auto"},
+        }
+    ],
+}
+"""What is served where there is no configuration file; the repository's ``serve_config.yaml`` is the same."""
+
+
+class PreflightError(Exception):
+    """Something is wrong, and nothing was started. The message is for a person."""
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What the command line sets over the configuration file; None leaves the file's value.
+
+    Attributes:
+        host, port: of ``http_options``.
+        args: of the application.
+    """
+
+    host: str | None = None
+    port: int | None = None
+    args: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A configuration that was checked and can be started.
+
+    Attributes:
+        values: the whole configuration, for Ray's ``ServeDeploySchema``.
+        application: name of ours among its applications.
+        plan: backend, checkpoint, replicas.
+        machine_chips: chips that Ray may count.
+        url: where it will answer, as this machine reaches it.
+        everywhere: it listens on all interfaces.
+        notes: what a person should know though it is no error.
+    """
+
+    values: dict[str, Any]
+    application: str
+    plan: Plan
+    machine_chips: tuple[chips.Chip, ...]
+    url: str
+    everywhere: bool
+    notes: tuple[str, ...]
+
+
+def check(path: Path | None, overrides: Overrides, machine: chips.Machine | None = None) -> Launch:
+    """Check everything that can be checked before Ray starts.
+
+    Args:
+        path: the configuration file; None takes ``serve_config.yaml`` of the current folder, else defaults.
+        overrides: of the command line.
+        machine: the chips; default those of this machine.
+
+    Raises:
+        PreflightError: with the first thing that is wrong.
+    """
+    if path is None and Path(CONFIG_FILE).is_file():
+        path = Path(CONFIG_FILE)
+    name = "the built-in configuration" if path is None else str(path)
+    values = copy.deepcopy(DEFAULT_VALUES) if path is None else _read(path)
+    application = _override(values, overrides, name)
+    _check_schema(values, name)
+    try:
+        config = load_config(application.get("args", {}))
+    except ServeConfigError as error:
+        raise PreflightError(f"{name}: {error}") from error
+    http = values.get("http_options", {})
+    # Ray's own default host in a configuration file is all interfaces.
+    host, port = str(http.get("host", "0.0.0.0")), int(http.get("port", 8000))
+    check_port(host, port)
+    notes: list[str] = []
+    visible = _visible_chips(machine or chips.look(), notes)
+    plan = _plan(config, len(visible), notes)
+    try:
+        read_header(plan.checkpoint.path)
+    except CheckpointError as error:
+        raise PreflightError(str(error)) from error
+    # Decided once: the builder must not ask the Hub again, nor decide otherwise.
+    application["args"] = {**application.get("args", {}), "backend": plan.backend}
+    if plan.checkpoint.is_demo:
+        application["args"]["checkpoint"] = DEMO_REPO_ID
+    everywhere = host in ("0.0.0.0", "::", "")
+    shown = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
+    prefix = str(application.get("route_prefix") or "/").rstrip("/")
+    scheme = "https" if http.get("ssl_certfile") else "http"
+    address = f"[{shown}]" if ":" in shown else shown
+    return Launch(
+        values=values,
+        application=str(application.get("name", "default")),
+        plan=plan,
+        machine_chips=visible,
+        url=f"{scheme}://{address}:{port}{http.get('root_path', '').rstrip('/')}{prefix}",
+        everywhere=everywhere,
+        notes=tuple(notes),
+    )
+
+
+# -- the configuration file ------------------------------------------------------------------------
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise PreflightError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise PreflightError(f"{path} is not a text file") from error
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        raise PreflightError(f"{where}: not YAML: {getattr(error, 'problem', None) or error}") from error
+    if not isinstance(values, dict):
+        raise PreflightError(f"{path} holds no configuration (a {type(values).__name__}, not keys and values)")
+    return values
+
+
+def _override(values: dict[str, Any], overrides: Overrides, name: str) -> dict[str, Any]:
+    """Set what the command line says; our application's part of the configuration."""
+    applications = values.get("applications")
+    if not isinstance(applications, list) or not all(isinstance(one, dict) for one in applications):
+        raise PreflightError(f"{name}: `applications` must be a list, with an `import_path` in each entry")
+    ours = [one for one in applications if one.get("import_path") == BUILDER]
+    if len(ours) != 1:
+        raise PreflightError(
+            f"{name}: {len(ours)} applications have import_path {BUILDER}; `sam3-ray serve` starts exactly one "
+            "(`serve run` starts any configuration)"
+        )
+    for key, holder in (("http_options", values), ("args", ours[0])):
+        if holder.get(key) is None:
+            holder[key] = {}
+        if not isinstance(holder[key], dict):
+            raise PreflightError(f"{name}: `{key}` must be keys and values, got {holder[key]!r}")
+    if overrides.host is not None:
+        values["http_options"]["host"] = overrides.host
+    if overrides.port is not None:
+        values["http_options"]["port"] = overrides.port
+    ours[0]["args"].update(overrides.args or {})
+    return ours[0]
+
+
+def _check_schema(values: dict[str, Any], name: str) -> None:
+    from ray.serve.schema import ServeDeploySchema
+
+    # Ray ignores keys that it does not know.
+    for where, known in _unknown_keys(ServeDeploySchema, values, ""):
+        key = where.rpartition(".")[2]
+        close = difflib.get_close_matches(key, known, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else f" (known: {', '.join(known)})"
+        raise PreflightError(f"{name}: unknown key {where!r}{hint}")
+    try:
+        ServeDeploySchema.model_validate(values)
+    except ValidationError as error:
+        faults = [
+            f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg'].removeprefix('Value error, ')}"
+            for fault in error.errors(include_url=False)
+        ]
+        raise PreflightError(f"{name}: " + "; ".join(faults)) from error
+
+
+def _unknown_keys(
+    model: type[BaseModel], values: Mapping[Any, Any], where: str
+) -> Iterator[tuple[str, list[str]]]:
+    """(dotted key, known keys beside it) of each key that a model or the models inside it do not have."""
+    known = {name: field for name, field in model.model_fields.items()}
+    known |= {field.alias: field for field in model.model_fields.values() if field.alias}
+    for key, value in values.items():
+        path = f"{where}.{key}" if where else str(key)
+        if key not in known:
+            yield path, sorted(known)
+            continue
+        inner = next(_models(known[key].annotation), None)
+        if inner is None:
+            continue
+        for i, one in enumerate(value if isinstance(value, list) else [value]):
+            if isinstance(one, Mapping):
+                yield from _unknown_keys(inner, one, f"{path}[{i}]" if isinstance(value, list) else path)
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models(part)
+
+
+# -- the machine -----------------------------------------------------------------------------------
+
+
+def check_port(host: str, port: int) -> None:
+    """Whether this machine can listen there.
+
+    Raises:
+        PreflightError: it cannot; names the process that does, where that can be seen.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, OverflowError) as error:
+        raise PreflightError(f"host {host!r}: {error}") from error
+    with socket.socket(family, kind, protocol) as probe:
+        # As a server: a closed connection's old address is no hindrance. Without SO_REUSEPORT, with which
+        # Serve would silently share the port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OverflowError as error:
+            raise PreflightError(f"port {port} is not a port (1 to 65535)") from error
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise PreflightError(
+                    f"port {port} on {host} is in use{_listener(port)}; stop that, or choose another port: "
+                    f"sam3-ray serve --port {port + 1 if port < 65535 else 8000}"
+                ) from error
+            reason = {
+                errno.EADDRNOTAVAIL: f"{host} is not an address of this machine",
+                errno.EACCES: f"port {port} needs more rights (ports below 1024 are the system's)",
+            }.get(error.errno or 0, f"cannot listen on {host}:{port}: {error.strerror}")
+            raise PreflightError(reason) from error
+
+
+def _listener(port: int) -> str:
+    import psutil
+
+    try:
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+                return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
+    except psutil.Error:
+        return ""
+    return ""
+
+
+def _visible_chips(machine: chips.Machine, notes: list[str]) -> tuple[chips.Chip, ...]:
+    try:
+        visible = machine.visible()
+    except ValueError as error:
+        raise PreflightError(str(error)) from error
+    for chip in visible:
+        if not chip.readable:
+            raise PreflightError(
+                f"/dev/tenstorrent/{chip.device} is not yours to open: add your user to the group that owns it"
+            )
+        if chip.busy:
+            # Perhaps only a monitor: a chip that really does not open is parked by its replica.
+            notes.append(
+                f"chip {chip.index} is open in {', '.join(map(str, chip.holders))}; if that uses it, stop it "
+                f"or leave the chip out: {chips.VISIBLE_DEVICES}=..."
+            )
+    return visible
+
+
+def _plan(config: ServeConfig, chip_count: int, notes: list[str]) -> Plan:
+    on_cpu = config.backend == "cpu" or (config.backend == "auto" and not chip_count)
+    if config.checkpoint in ("auto", REPO_ID) and not os.environ.get("SAM3_WEIGHTS_DIR"):
+        local = local_checkpoint(REPO_ID, revision=config.revision)
+        problem = hub_problem() if local is None else None
+        if problem is not None:
+            missing = f"the weights of {REPO_ID} are not on this disk, and {problem}"
+            if config.checkpoint != "auto" or not on_cpu:
+                raise PreflightError(
+                    f"{missing}. Put sam3.pt in a folder and set SAM3_WEIGHTS_DIR to it, or try the program "
+                    "without them: sam3-ray serve --checkpoint demo"
+                )
+            notes.append(f"{missing}: serving the demo checkpoint")
+            config = config.model_copy(update={"checkpoint": DEMO_REPO_ID})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RuntimeWarning)
+        try:
+            plan = resolve(config, Cluster.of_this_machine(chip_count))
+        except (ServeConfigError, WeightsNotFoundError, WeightsAccessError, CheckpointError) as error:
+            raise PreflightError(str(error)) from error
+    notes += [str(warning.message) for warning in caught if warning.category is RuntimeWarning]
+    return plan

@@ -1,0 +1,213 @@
+"""A replica: one actor, one device, one model. The ingress sends it jobs, it replies with ready JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ray import serve
+
+from sam3_ray.api import Sam3
+from sam3_ray.engine import Answer
+from sam3_ray.images import ImageSource
+from sam3_ray.prompt import Request
+from sam3_ray.serve.batching import DeviceQueue
+from sam3_ray.serve.config import ServeConfig
+from sam3_ray.serve.encoding import Origin, encode_answer
+from sam3_ray.serve.errors import Problem, ProblemType, problem_of
+from sam3_ray.serve.health import DeviceWatch
+from sam3_ray.serve.metrics import ReplicaMetrics
+from sam3_ray.serve.plan import Plan
+from sam3_ray.serve.schemas import Failure, PredictJob, Reply
+
+logger = logging.getLogger("sam3_ray")
+
+HOST_THREADS = 4
+"""Threads that decode images and encode masks; they wait on C libraries that release the GIL."""
+
+
+class Sam3Replica:
+    """The deployment behind the ingress.
+
+    Args:
+        config: limits, batching, health.
+        plan: backend and checkpoint.
+    """
+
+    def __init__(self, config: ServeConfig, plan: Plan) -> None:
+        context = serve.get_replica_context()
+        self._name = context.replica_tag
+        self._chip = _visible_chip() if plan.chips_per_replica else None
+        # Stable over a restart: Serve gives a new replica the rank of the one it replaces.
+        slot = f"chip{self._chip}" if self._chip is not None else f"cpu{context.rank.local_rank}"
+        self._place = f"{socket.gethostname()}/{slot}"
+        if config.max_image_pixels is not None:
+            # The image module asks the environment; this process is this replica's alone.
+            os.environ["SAM3_MAX_IMAGE_PIXELS"] = str(config.max_image_pixels)
+        self._metrics = ReplicaMetrics(self._chip)
+        self._watch = DeviceWatch(config.device_call_limit_s)
+        self._host = ThreadPoolExecutor(HOST_THREADS, thread_name_prefix="sam3-host")
+        self._parked: str | None = None
+        self._model: Sam3 | None = None
+        try:
+            self._model = Sam3.from_pretrained(
+                plan.repo_id,
+                revision=plan.revision,
+                checkpoint_path=plan.checkpoint_path,
+                backend=plan.backend,
+                num_threads=plan.num_threads,
+                image_cache_bytes=config.image_cache_bytes,
+            )
+        except ChipUnavailableError as error:
+            # Ray would hand the same chip to the next replica, for ever: stay, and say so.
+            self._parked = str(error)
+            logger.error("chip %s is parked: %s", self._chip, error)
+            return
+        self._origin = Origin(
+            input_size=self._model.engine.backend.config.image_size,
+            checkpoint=plan.checkpoint.label,
+            replica=self._name,
+            chip=self._chip,
+        )
+        self._queue = DeviceQueue(
+            self._model.engine,
+            self._host,
+            self._watch,
+            max_batch_size=config.max_batch_size,
+            batch_wait_s=config.batch_wait_s,
+        )
+
+    async def predict(self, job: PredictJob) -> Reply | Failure:
+        """Answer one job; whatever goes wrong is a ``Failure``."""
+        arrived = time.time()
+        if self._model is None:
+            return Failure(
+                Problem(
+                    ProblemType.NO_REPLICA,
+                    f"chip {self._chip} is parked: {self._parked}",
+                    retry_after_s=60,
+                    retry_elsewhere=True,
+                ),
+                self._name,
+            )
+        try:
+            outcome = await self._answer(job, arrived)
+        except asyncio.CancelledError:
+            self._metrics.request("cancelled")
+            raise
+        except Exception as error:  # noqa: BLE001 - a Failure carries it on
+            outcome = self._failure(error)
+        if isinstance(outcome, Failure):
+            ours = outcome.problem.status >= 500
+            self._metrics.request("failed" if ours else "client_error")
+            if ours:
+                self._watch.failed(job.digest)
+        else:
+            self._metrics.request("ok")
+            self._watch.succeeded()
+        return outcome
+
+    async def _answer(self, job: PredictJob, arrived: float) -> Reply | Failure:
+        assert self._model is not None
+        engine = self._model.engine
+        loop = asyncio.get_running_loop()
+        source = (
+            ImageSource.from_digest(job.digest) if job.image is None else ImageSource.of(job.image)
+        )
+        waited_ms = max(0.0, (arrived - job.sent_at) * 1000.0)
+        # Decoded before it joins the batch: the device works on others meanwhile.
+        await loop.run_in_executor(self._host, engine.preload, source)
+        queued = time.perf_counter()
+        answer = await self._queue.answer(
+            Request(source, job.prompts, threshold=job.threshold, max_instances=job.max_instances)
+        )
+        if answer.error is not None:
+            return self._failure(answer.error)
+        queue_ms = waited_ms + _waited_ms(answer, (time.perf_counter() - queued) * 1000.0)
+        self._metrics.answer(
+            cached=answer.cached,
+            instances=sum(map(len, answer.results)),
+            timing_ms=answer.timing_ms | {"queue": queue_ms},
+        )
+        self._metrics.cache(engine.stats()["image_cache"])
+        return await loop.run_in_executor(
+            self._host, lambda: encode_answer(answer, job, self._origin, queue_ms=queue_ms)
+        )
+
+    def _failure(self, error: Exception) -> Failure:
+        problem = problem_of(error)
+        if problem.status >= 500:
+            logger.error("a request failed", exc_info=error)
+        return Failure(problem, self._name)
+
+    async def info(self) -> dict[str, Any]:
+        """What ``/info`` says of this replica."""
+        info: dict[str, Any] = {
+            "replica": self._name,
+            "place": self._place,
+            "chip": self._chip,
+            "parked": self._parked,
+            "device_call_s": round(self._watch.running_s, 3),
+        }
+        if self._model is not None:
+            info |= {
+                "backend": self._model.engine.backend.name,
+                "checkpoint": self._origin.checkpoint,
+                "input_size": self._origin.input_size,
+                **self._model.engine.stats(),
+            }
+        return info
+
+    async def clear_caches(self) -> None:
+        """Forget every image and phrase."""
+        if self._model is not None:
+            engine = self._model.engine
+            await asyncio.get_running_loop().run_in_executor(self._host, engine.clear_caches)
+
+    def check_health(self) -> None:
+        """Serve restarts the replica when this raises three times in a row."""
+        self._watch.check()
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """For the router, once: where this replica is."""
+        return {"place": self._place, "chip": self._chip, "parked": self._parked is not None}
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """For the router, every ten seconds."""
+        if self._model is None:
+            return {}
+        cache = self._model.engine.stats()["image_cache"]
+        return {"device_call_s": self._watch.running_s, "image_cache": cache}
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Take other batch settings without a restart: ``max_batch_size``, ``batch_wait_s``."""
+        if self._model is not None:
+            self._queue.reconfigure(**user_config)
+
+    def __del__(self) -> None:
+        model = getattr(self, "_model", None)
+        if model is not None:
+            self._queue.close()
+            self._host.shutdown(wait=False, cancel_futures=True)
+            model.close()
+
+
+class ChipUnavailableError(RuntimeError):
+    """A chip that does not open; raised by the Blackhole backend."""
+
+
+def _visible_chip() -> int | None:
+    """The chip that Ray gave this actor, from TT_VISIBLE_DEVICES."""
+    first = os.environ.get("TT_VISIBLE_DEVICES", "").split(",")[0].strip()
+    return int(first) if first.isdigit() else None
+
+
+def _waited_ms(answer: Answer, elapsed_ms: float) -> float:
+    """What of the time in the queue and on the device was not work (decoding was before)."""
+    work = sum(ms for stage, ms in answer.timing_ms.items() if stage != "decode")
+    return max(0.0, elapsed_ms - work)

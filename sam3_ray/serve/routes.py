@@ -1,0 +1,211 @@
+"""The HTTP application: routes, problem+json for everything that goes wrong, headers, OpenAPI.
+
+Knows nothing of Ray: it is given a ``Service``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Any, Protocol
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
+from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+import sam3_ray
+from sam3_ray.serve.bodies import Limits, read_job
+from sam3_ray.serve.docs import (
+    CSS,
+    docs_page,
+    predict_openapi,
+    problem_responses,
+    with_body_schemas,
+)
+from sam3_ray.serve.errors import MEDIA_TYPE, Problem, ProblemError, ProblemType, problem_of_status
+from sam3_ray.serve.schemas import PredictAnswer, PredictJob, Reply
+from sam3_ray.serve.web import examples_folder, static_folder
+
+logger = logging.getLogger("sam3_ray")
+
+SECURITY_HEADERS = (
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
+        b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+)
+
+
+class Service(Protocol):
+    """What is behind the routes."""
+
+    async def submit(self, job: PredictJob) -> Reply:
+        """Answer a job, or raise ProblemError."""
+        ...
+
+    async def info(self) -> dict[str, Any]:
+        """What ``/info`` says."""
+        ...
+
+    async def ready(self) -> bool:
+        """Whether a request would be answered now."""
+        ...
+
+
+def http_app(service: Service, limits: Limits, deadline_s: float) -> FastAPI:
+    """The application.
+
+    Args:
+        service: answers jobs.
+        limits: of a request.
+        deadline_s: seconds from a request's first byte to its answer; nothing that a client sends changes it.
+    """
+    app = FastAPI(
+        title="sam3_ray",
+        version=sam3_ray.__version__,
+        description="SAM3: an image and noun phrases in, every instance out.",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/openapi.json",
+    )
+    app.router.redirect_slashes = False
+    app.add_middleware(_SecurityHeaders)
+    _handle_errors(app)
+
+    @app.post(
+        "/predict",
+        summary="Find every instance of noun phrases in an image",
+        response_model=PredictAnswer,
+        responses=problem_responses(400, 404, 413, 415, 422, 500, 503, 504),
+        openapi_extra=predict_openapi(limits),
+    )
+    async def predict(request: Request) -> Response:
+        async with _deadline(deadline_s):
+            reply = await service.submit(await read_job(request, limits))
+        headers = {"Vary": "Accept-Encoding"}
+        if reply.content_encoding:
+            headers["Content-Encoding"] = reply.content_encoding
+        return Response(reply.body, media_type="application/json", headers=headers)
+
+    @app.get("/info", summary="Model, checkpoint, backend, limits, replicas and chips")
+    async def info() -> JSONResponse:
+        return JSONResponse(await service.info())
+
+    @app.get("/healthz", include_in_schema=False)
+    @app.get(
+        "/health",
+        summary="Whether a request would be answered now (/healthz is the same)",
+        responses=problem_responses(503),
+    )
+    async def health() -> JSONResponse:
+        if not await service.ready():
+            raise ProblemError(
+                Problem(ProblemType.NO_REPLICA, "no replica is ready", retry_after_s=5)
+            )
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(docs_page(app.openapi()))
+
+    @app.get("/docs.css", include_in_schema=False)
+    async def docs_css() -> Response:
+        return Response(CSS, media_type="text/css")
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> FileResponse:
+        return FileResponse(static_folder() / "index.html", headers={"Cache-Control": "no-cache"})
+
+    app.mount("/static", StaticFiles(directory=static_folder()), name="static")
+    if (examples := examples_folder()) is not None:
+        app.mount("/examples", StaticFiles(directory=examples), name="examples")
+    with_body_schemas(app)
+    return app
+
+
+@asynccontextmanager
+async def _deadline(seconds: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds) as scope:
+            yield
+    except TimeoutError as error:
+        if not scope.expired():
+            raise
+        raise ProblemError(
+            Problem(ProblemType.DEADLINE, f"no answer within {seconds:g} s", retry_after_s=seconds)
+        ) from error
+
+
+def _handle_errors(app: FastAPI) -> None:
+    """Everything that goes wrong is a problem, what the framework itself refuses among it."""
+
+    @app.exception_handler(ProblemError)
+    async def problem_error(request: Request, error: ProblemError) -> Response:
+        return _problem_response(error.problem)
+
+    @app.exception_handler(HTTPException)
+    async def http_exception(request: Request, error: HTTPException) -> Response:
+        phrase = HTTPStatus(error.status_code).phrase
+        detail = f"{request.method} {request.url.path}: {error.detail or phrase}"
+        return _problem_response(
+            problem_of_status(error.status_code, detail), dict(error.headers or {})
+        )
+
+    @app.exception_handler(RequestValidationError)
+    async def validation_error(request: Request, error: RequestValidationError) -> Response:
+        faults = tuple(
+            (".".join(map(str, fault["loc"])), str(fault["msg"])) for fault in error.errors()
+        )
+        detail = "; ".join(f"{field}: {message}" for field, message in faults)
+        return _problem_response(Problem(ProblemType.INVALID_REQUEST, detail, faults))
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> Response:
+        return _problem_response(Problem(ProblemType.UNPARSEABLE_BODY, "the client hung up"))
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> Response:
+        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return _problem_response(
+            Problem(
+                ProblemType.INTERNAL, f"{type(error).__name__}; the server's log has the details"
+            )
+        )
+
+
+def _problem_response(problem: Problem, headers: dict[str, str] | None = None) -> Response:
+    return Response(
+        problem.to_bytes(),
+        status_code=problem.status,
+        media_type=MEDIA_TYPE,
+        headers=problem.headers() | (headers or {}),
+    )
+
+
+class _SecurityHeaders:
+    """Adds the headers that let a browser load nothing from elsewhere."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", []), *SECURITY_HEADERS]
+            await send(message)
+
+        await self.app(scope, receive, send_with_headers)
