@@ -8,16 +8,16 @@ import sys
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from sam3_ray.backends.base import Backend
 from sam3_ray.checkpoint import Checkpoint, find_checkpoint
 from sam3_ray.engine import Engine
 from sam3_ray.errors import ImageError
-from sam3_ray.images import ImageInput, ImageSource
+from sam3_ray.images import ImageSource
 from sam3_ray.prompt import (
     DEFAULT_MAX_INSTANCES,
     DEFAULT_THRESHOLD,
@@ -28,6 +28,9 @@ from sam3_ray.prompt import (
 from sam3_ray.result import Sam3Result
 from sam3_ray.settings import REPO_ID, default_num_threads, settings
 from sam3_ray.warmup import DEFAULT_WARMUP_VARIANTS, WarmUp, checked_variants
+
+if TYPE_CHECKING:
+    from sam3_ray.images import ImageLike
 
 BackendName = Literal["auto", "cpu", "blackhole"]
 
@@ -147,7 +150,7 @@ class Sam3:
     @overload
     def __call__(
         self,
-        image: ImageInput,
+        image: ImageLike,
         prompts: str | Prompt,
         *,
         threshold: float = ...,
@@ -159,7 +162,7 @@ class Sam3:
     @overload
     def __call__(
         self,
-        image: ImageInput,
+        image: ImageLike,
         prompts: Sequence[str | Prompt],
         *,
         threshold: float = ...,
@@ -170,7 +173,7 @@ class Sam3:
 
     def __call__(
         self,
-        image: ImageInput,
+        image: ImageLike,
         prompts: str | Prompt | Sequence[str | Prompt],
         *,
         threshold: float = DEFAULT_THRESHOLD,
@@ -210,7 +213,7 @@ class Sam3:
 
     def predict_many(
         self,
-        images: Iterable[ImageInput],
+        images: Iterable[ImageLike],
         prompts: str | Prompt | Sequence[str | Prompt],
         **options: Any,
     ) -> list[Any]:
@@ -225,7 +228,7 @@ class Sam3:
 
     def predict_iter(
         self,
-        images: Iterable[ImageInput],
+        images: Iterable[ImageLike],
         prompts: str | Prompt | Sequence[str | Prompt],
         *,
         on_error: Literal["raise", "return"] = "raise",
@@ -264,7 +267,7 @@ class Sam3:
                     raise _named_error(error, index, source) from error
 
     def _preload_next(
-        self, images: Iterator[ImageInput]
+        self, images: Iterator[ImageLike]
     ) -> tuple[ImageSource, Exception | None] | None:
         try:
             image = next(images)

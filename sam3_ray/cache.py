@@ -5,13 +5,9 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
-
-Key = TypeVar("Key", bound=Hashable)
-Value = TypeVar("Value")
 
 
-class LruCache(Generic[Key, Value]):
+class LruCache[Key: Hashable, Value]:
     """Keeps what was used last, as long as the sizes add up to at most ``budget``.
 
     Safe to use from several threads. An entry larger than the whole budget is not kept.

@@ -39,7 +39,8 @@ class Checkpoint:
 
     Attributes:
         path: the file.
-        label: what ``/info`` and every answer call it: ``demo``, ``facebook/sam3@3c879f39``, or a file's name.
+        label: what ``/info`` and every answer call it: ``demo``, ``facebook/sam3@3c879f39``, or a
+            file's name.
         revision: the Hub revision, None for a local file.
     """
 
@@ -153,19 +154,30 @@ def load_checkpoint(path: Path) -> tuple[Sam3Config, dict[str, Tensor]]:
         raise WeightsNotFoundError(f"no checkpoint at {path}")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, pickle.UnpicklingError, zipfile.BadZipFile, EOFError, ValueError, KeyError) as error:
+    except (
+        RuntimeError,
+        pickle.UnpicklingError,
+        zipfile.BadZipFile,
+        EOFError,
+        ValueError,
+        KeyError,
+    ) as error:
         raise CheckpointError(
             f"{path} cannot be read as a checkpoint: {str(error).splitlines()[0]}. "
             "The file is broken or incomplete (or no torch file at all): fetch it again."
         ) from error
     if not isinstance(content, Mapping):
-        raise CheckpointError(f"{path} holds a {type(content).__name__}, not a checkpoint's dict of tensors")
+        raise CheckpointError(
+            f"{path} holds a {type(content).__name__}, not a checkpoint's dict of tensors"
+        )
     config = _config_of(content, path)
     tensors = content["model"] if isinstance(content.get("model"), Mapping) else content
     weights = {
         key.removeprefix(DETECTOR_PREFIX): value
         for key, value in tensors.items()
-        if isinstance(key, str) and key.startswith(DETECTOR_PREFIX) and isinstance(value, torch.Tensor)
+        if isinstance(key, str)
+        and key.startswith(DETECTOR_PREFIX)
+        and isinstance(value, torch.Tensor)
     }
     if not weights:
         raise CheckpointError(
@@ -202,7 +214,9 @@ def check_weights(
         )
     unused = sorted(set(weights) - set(expected))
     if unused:
-        logger.info("%s: %d tensors are not of the image model %s", path, len(unused), _first(unused))
+        logger.info(
+            "%s: %d tensors are not of the image model %s", path, len(unused), _first(unused)
+        )
 
 
 def _first(names: list[str], count: int = 8) -> str:

@@ -45,14 +45,16 @@ def read_header(path: Path) -> CheckpointHeader:
         with zipfile.ZipFile(path) as archive:
             index = next((name for name in archive.namelist() if name.endswith("/data.pkl")), None)
             if index is None:
-                raise CheckpointError(f"{path} is a zip file, but no checkpoint of torch (no data.pkl inside)")
+                raise CheckpointError(
+                    f"{path} is a zip file, but not of torch (it has no data.pkl)"
+                )
             with archive.open(index) as file:
                 content = _IndexUnpickler(file).load()
     except CheckpointError:
         raise
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
-    except Exception as error:  # noqa: BLE001 - a broken pickle can raise anything at all
+    except Exception as error:
         raise CheckpointError(
             f"{path} cannot be read as a checkpoint: {str(error) or type(error).__name__}. "
             "The file is broken or incomplete (or no torch file at all): fetch it again."

@@ -1,7 +1,7 @@
 """Which Tenstorrent chips are here, read from the kernel's files: no chip is opened, ttnn is not imported.
 
 The driver (tt-kmd) has one character device a chip, ``/dev/tenstorrent/<number>``, and beside them a folder
-``by-id``. ``TT_VISIBLE_DEVICES`` does not count them that way: its integers are positions in PCI-address order.
+``by-id``. ``TT_VISIBLE_DEVICES`` counts otherwise: its integers are positions in PCI-address order.
 """
 
 from __future__ import annotations
@@ -104,7 +104,10 @@ class Machine:
         for chip in self.chips:
             if name.isdigit() and int(name) == chip.index:
                 return chip
-            if _PCI_ADDRESS.fullmatch(name) and chip.pci_address in (name.lower(), f"0000:{name.lower()}"):
+            if _PCI_ADDRESS.fullmatch(name) and chip.pci_address in (
+                name.lower(),
+                f"0000:{name.lower()}",
+            ):
                 return chip
         here = ", ".join(str(chip.index) for chip in self.chips) or "none"
         raise ValueError(
@@ -183,7 +186,9 @@ def _holders(root: Path, numbers: Iterable[int]) -> dict[int, list[Holder]]:
             continue
         opened = {_link(path) for path in _entries(process / "fd")}
         for device in sorted(opened & unlisted):
-            found.setdefault(int(os.path.basename(device)), []).append(_holder(root, int(process.name)))
+            found.setdefault(int(os.path.basename(device)), []).append(
+                _holder(root, int(process.name))
+            )
     return found
 
 

@@ -59,7 +59,9 @@ class ServiceError(Exception):
         detail: what was wrong this time.
     """
 
-    def __init__(self, title: str, detail: str = "", *, status: int | None = None, type: str = "") -> None:
+    def __init__(
+        self, title: str, detail: str = "", *, status: int | None = None, type: str = ""
+    ) -> None:
         super().__init__(f"{title}: {detail}" if detail else title)
         self.status = status
         self.type = type or "about:blank"
@@ -247,7 +249,10 @@ class Client:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -304,14 +309,19 @@ class Client:
             try:
                 return self._http.request(method, path, **content)
             except httpx.TimeoutException as error:
-                raise DeadlineError(f"no answer from {self.url} within {self._timeout:g} s") from error
+                raise DeadlineError(
+                    f"no answer from {self.url} within {self._timeout:g} s"
+                ) from error
             except httpx.ConnectError as error:
                 raise UnreachableError(
-                    f"nothing answers at {self.url}", f"{error}; is the service running (sam3-ray serve)?"
+                    f"nothing answers at {self.url}",
+                    f"{error}; is the service running (sam3-ray serve)?",
                 ) from error
             except httpx.TransportError as error:
                 if last:
-                    raise UnreachableError(f"the connection to {self.url} broke", str(error)) from error
+                    raise UnreachableError(
+                        f"the connection to {self.url} broke", str(error)
+                    ) from error
         raise AssertionError("unreachable")
 
 
@@ -333,7 +343,11 @@ class _Upload:
             pixels = load_image(image)
             return cls(f"pixels {pixel_digest(pixels)}", lambda: _png(pixels))
         if not data:
-            name = "the bytes are" if isinstance(image, (bytes, bytearray, memoryview)) else f"{image} is"
+            name = (
+                "the bytes are"
+                if isinstance(image, (bytes, bytearray, memoryview))
+                else f"{image} is"
+            )
             raise ValueError(f"{name} empty: no image")
         return cls(f"file {file_digest(data)}", lambda: data)
 
@@ -347,7 +361,11 @@ def _png(pixels: Uint8Array) -> bytes:
 
 
 def _json_prompt(prompt: Prompt) -> str | dict[str, Any]:
-    return prompt.text if prompt.threshold is None else {"text": prompt.text, "threshold": prompt.threshold}
+    return (
+        prompt.text
+        if prompt.threshold is None
+        else {"text": prompt.text, "threshold": prompt.threshold}
+    )
 
 
 def _form_prompt(prompt: Prompt) -> str:
@@ -438,4 +456,6 @@ def _error_of(response: httpx.Response, url: str) -> ServiceError:
         return kind(title, detail, status=status, type=str(problem.get("type", "")))
     except (ValueError, KeyError, TypeError, AttributeError):
         text = " ".join(response.text.split())[:200]
-        return kind(f"{url} answered {status} {response.reason_phrase}".rstrip(), text, status=status)
+        return kind(
+            f"{url} answered {status} {response.reason_phrase}".rstrip(), text, status=status
+        )

@@ -82,7 +82,9 @@ class Sam3Config:
             ("model_width, 8 (groups of the pixel decoder's norms)", self.model_width, 8),
         ):
             if part <= 0 or whole <= 0 or whole % part:
-                raise ValueError(f"Sam3Config: {name}: {whole} is not a positive multiple of {part}")
+                raise ValueError(
+                    f"Sam3Config: {name}: {whole} is not a positive multiple of {part}"
+                )
         if not self.global_blocks or any(not 0 <= b < self.vit_depth for b in self.global_blocks):
             raise ValueError(
                 f"Sam3Config: global_blocks={self.global_blocks} must name blocks of 0..{self.vit_depth - 1}"

@@ -116,7 +116,9 @@ class Engine:
 
     def __init__(self, backend: Backend, *, image_cache_bytes: int | None = None) -> None:
         self.backend = backend
-        budget = backend.capacity.image_cache_bytes if image_cache_bytes is None else image_cache_bytes
+        budget = (
+            backend.capacity.image_cache_bytes if image_cache_bytes is None else image_cache_bytes
+        )
         self._images: LruCache[str, _CachedImage] = LruCache(
             budget, on_evict=lambda image: image.features.release()
         )
@@ -167,10 +169,14 @@ class Engine:
             images: dict[str, _Image] = {}
             for i, request in enumerate(requests):
                 if pending.answers[i].error is None:
-                    self._try(pending, [i], lambda r=request, i=i: self._group(r, i, groups, images))
+                    self._try(
+                        pending, [i], lambda r=request, i=i: self._group(r, i, groups, images)
+                    )
             for key, members in groups.items():
                 self._try(
-                    pending, members, lambda k=key, m=members: self._ground_image(images[k], m, pending, keep)
+                    pending,
+                    members,
+                    lambda k=key, m=members: self._ground_image(images[k], m, pending, keep),
                 )
         return pending
 
@@ -381,7 +387,7 @@ class Engine:
         """Run a step; what it raises is the answer of the requests it was for, and of no other."""
         try:
             step()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it becomes those requests' answer
             for i in members:
                 pending.answers[i] = Answer(error=error)
 
@@ -403,7 +409,7 @@ def _boxes_xyxy(boxes_cxcywh: Float32Array, scale: Float32Array) -> Float32Array
     return np.clip(boxes, np.float32(0.0), scale)
 
 
-class _stage(AbstractContextManager[None]):  # noqa: N801 - reads as a statement
+class _stage(AbstractContextManager[None]):
     """Adds the milliseconds of a block to one stage's."""
 
     def __init__(self, timing_ms: dict[str, float], name: str) -> None:
@@ -413,7 +419,9 @@ class _stage(AbstractContextManager[None]):  # noqa: N801 - reads as a statement
         self._started = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        self._timing_ms[self._name] = self._timing_ms.get(self._name, 0.0) + _ms_since(self._started)
+        self._timing_ms[self._name] = self._timing_ms.get(self._name, 0.0) + _ms_since(
+            self._started
+        )
 
 
 def _ms_since(started: float) -> float:

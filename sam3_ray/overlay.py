@@ -32,9 +32,9 @@ PALETTE = (
     "#8bc926",
     "#6c7bff",
     "#c98b5a",
-    "#14b8a6",
+    "#d32fd0",
 )
-"""Neighbours differ in hue, and each stands out on a photo. The page uses the same."""
+"""Neighbours differ in hue, and each stands out on a photo."""
 
 TINT = 0.42
 """Share of the colour inside a mask: the picture stays readable under it."""
@@ -255,10 +255,15 @@ class _Labels:
             for x, y in choices
         ]
         others = [other for other in self._boxes if other != box]
-        return min(  # the first of the best
-            inside,
-            key=lambda place: 4 * _shared(place, size, self._taken) + _shared(place, size, others),
-        )
+
+        def hidden(place: tuple[int, int]) -> float:
+            return (
+                4 * _shared(place, size, self._taken)
+                + _shared(place, size, others)
+                + _shared(place, size, [box]) / 2
+            )
+
+        return min(inside, key=hidden)  # the first of the best
 
 
 def _shared(

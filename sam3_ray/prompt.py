@@ -49,7 +49,9 @@ def checked_threshold(threshold: float) -> float:
         ValueError: outside [0, 1].
     """
     if isinstance(threshold, bool) or not isinstance(threshold, (int, float)):
-        raise TypeError(f"threshold must be a number, got {type(threshold).__name__}: {threshold!r}")
+        raise TypeError(
+            f"threshold must be a number, got {type(threshold).__name__}: {threshold!r}"
+        )
     if not (math.isfinite(threshold) and 0.0 <= threshold <= 1.0):
         raise ValueError(f"threshold must be in [0, 1], got {threshold!r}")
     return float(threshold)

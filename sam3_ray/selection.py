@@ -23,9 +23,7 @@ class Selection:
     truncated: bool
 
 
-def scores_of(
-    logits: npt.NDArray[np.float32], presence_logit: float
-) -> npt.NDArray[np.float32]:
+def scores_of(logits: npt.NDArray[np.float32], presence_logit: float) -> npt.NDArray[np.float32]:
     """sigmoid(logit) * sigmoid(presence), as upstream's ``Sam3Processor`` has it.
 
     Args:

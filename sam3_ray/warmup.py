@@ -23,7 +23,8 @@ DEFAULT_WARMUP_VARIANTS: dict[str, tuple[Any, ...]] = {
     "max_instances": (1, 2, 4, 8, 16, 32, 64, 200),
     "prompts": (),
 }
-"""What ``from_pretrained`` prepares on a chip: phrases a call, (height, width), read-back buckets, phrases."""
+"""What ``from_pretrained`` prepares on a chip: numbers of phrases, (height, width) in pixels, numbers of
+masks read back, and phrases."""
 
 _DUMMY_PHRASES = tuple(f"warm up phrase {i}" for i in range(64))
 
@@ -37,7 +38,9 @@ def checked_variants(variants: Mapping[str, Iterable[Any]]) -> dict[str, tuple[A
     """
     unknown = sorted(set(variants) - set(DEFAULT_WARMUP_VARIANTS))
     if unknown:
-        raise ValueError(f"unknown warm-up variants {unknown}; known: {sorted(DEFAULT_WARMUP_VARIANTS)}")
+        raise ValueError(
+            f"unknown warm-up variants {unknown}; known: {sorted(DEFAULT_WARMUP_VARIANTS)}"
+        )
     checked: dict[str, tuple[Any, ...]] = {}
     for key, values in variants.items():
         if isinstance(values, str) or not isinstance(values, Iterable):
@@ -106,14 +109,18 @@ def _checked_instances(value: Any) -> int:
 
 def _checked_integer(value: Any, minimum: int, maximum: int, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
-        raise ValueError(f"warm-up variant {name}: {value!r} is not an integer of {minimum} to {maximum}")
+        raise ValueError(
+            f"warm-up variant {name}: {value!r} is not an integer of {minimum} to {maximum}"
+        )
     return value
 
 
 def _checked_size(value: Any) -> tuple[int, int]:
     sides = tuple(value) if isinstance(value, (tuple, list)) else ()
     if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
-        raise ValueError(f"warm-up variant image_sizes: {value!r} is not a (height, width) in pixels")
+        raise ValueError(
+            f"warm-up variant image_sizes: {value!r} is not a (height, width) in pixels"
+        )
     return sides[0], sides[1]
 
 

@@ -57,11 +57,14 @@ def installer(kept: Iterable[str]) -> list[str]:
     uv = shutil.which("uv")
     if uv is not None:
         return [uv, "pip", "install", "--python", sys.executable]
-    if importlib.util.find_spec("pip") is not None:
-        return [sys.executable, "-m", "pip", "install", "--upgrade-strategy", "only-if-needed"]
-    raise SystemExit(
-        f"{sys.executable} has no pip, and uv is not on the PATH: install one of them."
-    )
+    return pip()
+
+
+def pip() -> list[str]:
+    """pip's command."""
+    if importlib.util.find_spec("pip") is None:
+        raise SystemExit(f"{sys.executable} has no pip: run '{sys.executable} -m ensurepip' first.")
+    return [sys.executable, "-m", "pip", "install", "--upgrade-strategy", "only-if-needed"]
 
 
 def main() -> int:

@@ -3,9 +3,8 @@
     python scripts/make_examples.py [--out examples] [--only NAME ...]
 
 Everything is laid out by hand and seeded, so a run gives the same pixels again. The shapes are of the kind
-that the demo checkpoint knows (``../tests`` hold the frozen pictures that measure it; none of them is here);
-the photo-like ones come from ``example_photos.py`` and are for the full model, though the demo checkpoint may
-find the sun. ``examples.json`` lists them with phrases worth trying; the page at ``/`` reads it.
+that the demo checkpoint knows (the frozen pictures that measure it are others: ``tests/demo_scenes.py``);
+the photo-like ones come from ``example_photos.py`` and are for the full model. ``examples.json`` lists them with phrases worth trying; the page at ``/`` reads it.
 """
 
 from __future__ import annotations
@@ -117,7 +116,12 @@ def draw_shapes(drawing: Drawing) -> tuple[Image.Image, np.ndarray]:
     size = (drawing.width, drawing.height)
     rng = np.random.default_rng(drawing.width * drawing.height + drawing.cells)
     cells = (rng.random((drawing.cells, drawing.cells)) * 255).astype(np.uint8)
-    share = np.asarray(Image.fromarray(cells).resize(size, Image.Resampling.BICUBIC), np.float32)[..., None] / 255
+    share = (
+        np.asarray(Image.fromarray(cells).resize(size, Image.Resampling.BICUBIC), np.float32)[
+            ..., None
+        ]
+        / 255
+    )
     picture = np.asarray(drawing.first) * (1 - share) + np.asarray(drawing.second) * share
     masks: list[np.ndarray] = []
     for shape in drawing.shapes:
@@ -130,7 +134,8 @@ def draw_shapes(drawing: Drawing) -> tuple[Image.Image, np.ndarray]:
 
 EXAMPLES: tuple[Example, ...] = (
     Example(
-        "playground.png", "Playground", "Two red circles, a blue star, a green square, a yellow triangle and a red star",
+        "playground.png", "Playground", 
+        "Two red circles, a blue star, a green square, a yellow triangle and a red star",
         ("red circle", "blue star", "square", "car"),
         Drawing(960, 640, (164, 178, 172), (118, 138, 148), 2, (
             Shape("red", "circle", 190, 200, 104), Shape("blue", "star", 470, 180, 118, 8),
@@ -139,7 +144,8 @@ EXAMPLES: tuple[Example, ...] = (
         )),
     ),
     Example(
-        "stairs.png", "Stairs", "Purple squares of growing size going up, with an orange ring and a white circle",
+        "stairs.png", "Stairs", 
+        "Purple squares of growing size going up, with an orange ring and a white circle",
         ("purple square", "orange ring", "white circle"),
         Drawing(640, 960, (176, 168, 150), (140, 150, 142), 6, (
             Shape("purple", "square", 132, 800, 72, 4), Shape("purple", "square", 262, 598, 88, -6),
@@ -165,16 +171,18 @@ EXAMPLES: tuple[Example, ...] = (
         )),
     ),
     Example(
-        "parade.png", "Parade", "A wide row: blue ring, orange triangle, black circle, blue ring, green star, orange triangle",
-        ("blue ring", "orange triangle", "black circle", "triangle"),
-        Drawing(1280, 480, (170, 156, 148), (142, 160, 152), 6, (
-            Shape("blue", "ring", 130, 238, 84), Shape("orange", "triangle", 346, 262, 92, -5),
-            Shape("black", "circle", 554, 230, 82), Shape("blue", "ring", 756, 252, 88),
-            Shape("green", "star", 956, 236, 92, 9), Shape("orange", "triangle", 1154, 250, 90, 8),
+        "parade.png", "Parade", 
+        "Blue ring, orange triangle, black circle, blue ring and green star, up and down in a wide row",
+        ("blue ring", "orange triangle", "black circle", "ring"),
+        Drawing(1152, 576, (170, 156, 148), (142, 160, 152), 6, (
+            Shape("blue", "ring", 148, 186, 104), Shape("orange", "triangle", 378, 386, 112, -5),
+            Shape("black", "circle", 590, 180, 98), Shape("blue", "ring", 806, 388, 106),
+            Shape("green", "star", 1006, 186, 110, 9),
         )),
     ),
     Example(
-        "small-change.png", "Small change", "A small picture: yellow circles beside an orange circle and a blue square",
+        "small-change.png", "Small change", 
+        "A small picture: yellow circles beside an orange circle and a blue square",
         ("yellow circle", "orange circle", "circle", "blue square"),
         Drawing(320, 240, (128, 120, 112), (104, 110, 120), 2, (
             Shape("yellow", "circle", 66, 70, 36), Shape("yellow", "circle", 160, 66, 30),
@@ -207,7 +215,9 @@ EXAMPLES: tuple[Example, ...] = (
 
 def picture_of(example: Example) -> Image.Image:
     """The picture of an example, drawn anew."""
-    return draw_shapes(example.source)[0] if isinstance(example.source, Drawing) else example.source()
+    return (
+        draw_shapes(example.source)[0] if isinstance(example.source, Drawing) else example.source()
+    )
 
 
 def example(name: str) -> Example:
@@ -217,8 +227,12 @@ def example(name: str) -> Example:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent.parent / "examples")
-    parser.add_argument("--only", nargs="*", help="draw only these (file names, with or without suffix)")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).resolve().parent.parent / "examples"
+    )
+    parser.add_argument(
+        "--only", nargs="*", help="draw only these (file names, with or without suffix)"
+    )
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     chosen = [example(name) for name in arguments.only] if arguments.only else list(EXAMPLES)
@@ -236,7 +250,9 @@ def main() -> None:
              "height": sizes[e.file][1], "prompts": list(e.prompts)}
             for e in EXAMPLES
         ]  # fmt: skip
-        (arguments.out / "examples.json").write_text(json.dumps(listing, indent=2) + "\n", encoding="utf-8")
+        (arguments.out / "examples.json").write_text(
+            json.dumps(listing, indent=2) + "\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -75,10 +75,10 @@ OFFSET_SCALE = 0.2
 
 # name, share of the minutes, learning rate, pictures a step, phrases a picture
 _STAGES = (
-    ("trunk", 0.14, 1.5e-3, 16, 0),
-    ("align", 0.02, 2e-3, 24, 12),
-    ("fuse", 0.055, 1e-3, 12, 8),
-    ("joint", 0.785, 8e-4, 8, 8),
+    ("trunk", 0.258, 2e-3, 12, 0),
+    ("align", 0.016, 2e-3, 24, 12),
+    ("fuse", 0.05, 1e-3, 12, 8),
+    ("joint", 0.676, 8e-4, 8, 8),
 )
 _STAGE_NAMES = tuple(stage[0] for stage in _STAGES)
 _TRUNK_RATE = 0.35
@@ -93,12 +93,17 @@ _CACHED_PICTURES = 3500
 # --------------------------------------------------------------------------------------- attention
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None, *, scaled: bool = False
+) -> Tensor:
     """Attention written out, (batch, heads, tokens, width), for training on a CPU.
 
     The backward pass of torch's fused CPU attention is slow in bfloat16 and for short sequences.
+    With ``scaled``, queries and keys carry the scale already.
     """
-    scores = torch.matmul(query * query.shape[-1] ** -0.5, key.transpose(-1, -2))
+    if not scaled:
+        query = query * query.shape[-1] ** -0.5
+    scores = torch.matmul(query, key.transpose(-1, -2))
     if bias is not None:
         scores = scores + bias.to(scores.dtype)
     return torch.matmul(scores.softmax(-1), value)
@@ -146,21 +151,31 @@ def _multihead_forward(
     return self.out_proj(out.flatten(-2)), None
 
 
-def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotary positions on interleaved pairs, without complex numbers (which have no bfloat16)."""
-    even, odd = x[..., 0::2], x[..., 1::2]
-    return torch.stack([even * cosine - odd * sine, even * sine + odd * cosine], -1).flatten(-2)
-
-
 def _vit_attention_forward(self: Any, x: Tensor) -> Tensor:
-    """The image encoder's attention, through ``_attend``."""
-    batch, height, width, _ = x.shape
-    qkv = self.qkv(x).view(batch, height * width, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-    query, key, value = qkv.unbind(0)
-    cosine = self.freqs_cis.real.to(query.dtype)
-    sine = self.freqs_cis.imag.to(query.dtype)
-    out = _attend(_rotate(query, cosine, sine), _rotate(key, cosine, sine), value)
-    return self.proj(out.transpose(1, 2).reshape(batch, height, width, -1))
+    """The image encoder's attention, through ``_attend``.
+
+    Rotary positions turn each pair of channels: ``x * cosine + turned(x) * sine``. Upstream does so with
+    complex numbers, which have no bfloat16. Here ``turned(x)`` comes out of the same product as ``x``, by
+    more rows in the weight, so that everything that follows runs over contiguous memory.
+    """
+    batch, height, width, channels = x.shape
+    weight, bias = self.qkv.weight, self.qkv.bias
+    pairs = weight[: 2 * channels].view(channels, 2, channels)
+    turned = torch.stack([-pairs[:, 1], pairs[:, 0]], 1).view(2 * channels, channels)
+    bias_pairs = bias[: 2 * channels].view(channels, 2)
+    turned_bias = torch.stack([-bias_pairs[:, 1], bias_pairs[:, 0]], 1).flatten()
+    projected = F.linear(
+        x.reshape(batch, height * width, channels),
+        torch.cat([weight[: 2 * channels], turned, weight[2 * channels :]]),
+        torch.cat([bias[: 2 * channels], turned_bias, bias[2 * channels :]]),
+    )
+    projected = projected.view(batch, height * width, 5, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+    cosine, sine = self.rotation_cosine, self.rotation_sine
+    if projected.dtype != torch.bfloat16:
+        cosine, sine = self.exact_cosine, self.exact_sine
+    query_key = torch.addcmul(projected[:2] * cosine, projected[2:4], sine)
+    out = _attend(query_key[0], query_key[1], projected[4], scaled=True)
+    return self.proj(out.transpose(1, 2).reshape(batch, height, width, channels))
 
 
 def use_plain_attention(model: Sam3Modules) -> None:
@@ -169,7 +184,13 @@ def use_plain_attention(model: Sam3Modules) -> None:
         if isinstance(module, nn.MultiheadAttention):
             module.forward = types.MethodType(_multihead_forward, module)
     for block in model.backbone.vision_backbone.trunk.blocks:
-        block.attn.forward = types.MethodType(_vit_attention_forward, block.attn)
+        attention = block.attn
+        scale = attention.head_dim**-0.25  # of both factors of a score
+        attention.exact_cosine = attention.freqs_cis.real.repeat_interleave(2, -1) * scale
+        attention.exact_sine = attention.freqs_cis.imag.repeat_interleave(2, -1) * scale
+        attention.rotation_cosine = attention.exact_cosine.bfloat16()
+        attention.rotation_sine = attention.exact_sine.bfloat16()
+        attention.forward = types.MethodType(_vit_attention_forward, attention)
 
 
 # --------------------------------------------------------------------------------------- text
@@ -467,10 +488,11 @@ class Pool:
     def complete(self) -> bool:
         return len(self._loaded) == self._shards
 
-    def grow(self) -> None:
-        while not self.complete:
+    def grow(self, shards: int) -> None:
+        """Load up to ``shards`` more of what is rendered."""
+        for _ in range(shards):
             path = pictures.shard_path(self._folder, len(self._loaded))
-            if not path.exists():
+            if self.complete or not path.exists():
                 return
             with np.load(path) as shard:
                 self._loaded.append({name: shard[name] for name in shard.files})
@@ -636,7 +658,7 @@ def patch_losses(heads: TrainingHeads, trunk: Tensor, batch: Batch) -> tuple[Los
         "colour": over_objects(
             F.cross_entropy(colour.transpose(1, 2), batch.owner_colour, reduction="none")
         ),
-        "shape": over_objects(
+        "shape": 2 * over_objects(
             F.cross_entropy(shape.transpose(1, 2), batch.owner_shape, reduction="none")
         ),
         "sides": 5 * over_objects((sides * OFFSET_SCALE - side_target).abs().sum(-1)),
@@ -907,7 +929,8 @@ class Training:
         self.model.requires_grad_(True)
         self.heads = TrainingHeads()
         initialise(self.model, self.vocabulary)
-        fit_box_bias(self.model)
+        if not self.checkpoint.exists():
+            fit_box_bias(self.model)
         use_plain_attention(self.model)
         self.pool = Pool(self.run / "pool", arguments.pictures)
         self.stage = 0
@@ -1053,7 +1076,7 @@ class Training:
     def _make_batch(self, step: int) -> Batch:
         name, _, _, count, phrases = _STAGES[self.stage]
         rng = np.random.default_rng((self.seed, self.stage, step))
-        self.pool.grow()
+        self.pool.grow(1)
         cached = len(self._features) if self._features is not None else None
         if name in ("align", "fuse"):  # cached features: no mirroring
             return make_batch(
@@ -1065,7 +1088,9 @@ class Training:
         """Train the current stage until its minutes are spent, or until told to stop."""
         name, share, rate, _, _ = _STAGES[self.stage]
         budget = self.minutes * share
+        self.pool.grow(2)
         if name in ("align", "fuse") and self._features is None:
+            self.pool.grow(-(-_CACHED_PICTURES // pictures.SHARD_PICTURES))
             self._cache_features()
         if name == "fuse" and self.step == 0:
             self._identify_spaces()
@@ -1073,6 +1098,7 @@ class Training:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         warmup = {"trunk": 100, "align": 30, "fuse": 60, "joint": 120}[name]
         sums: dict[str, float] = {}
+        summed = 0
         stop = threading.Event()
         stream = batches(self._make_batch, self.step, stop)
         bar = tqdm(
@@ -1102,14 +1128,15 @@ class Training:
             if name == "joint":
                 self._average_weights()
             self.step += 1
+            summed += 1
             for key, value in {**losses, **figures, "loss": loss, "norm": norm}.items():
-                sums[key] = sums.get(key, 0.0) + float(value)
+                sums[key] = sums.get(key, 0.0) + float(value.detach())
             now = time.monotonic()
             self.spent += (now - before) / 60
             bar.update(min(round(self.spent * 60), bar.total) - bar.n)
             before = now
             if self.step % 50 == 0:
-                means = {key: round(value / 50, 4) for key, value in sums.items()}
+                means = {key: round(value / summed, 4) for key, value in sums.items()}
                 self.log(
                     stage=name,
                     step=self.step,
@@ -1118,7 +1145,7 @@ class Training:
                     **means,
                 )
                 bar.set_postfix(step=self.step, loss=means["loss"])
-                sums = {}
+                sums, summed = {}, 0
             if now - saved > self.save_minutes * 60:
                 self.save()
                 saved = now

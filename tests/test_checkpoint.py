@@ -70,7 +70,7 @@ def test_no_weights_on_disk() -> None:
     assert local_checkpoint() is None
 
 
-def _refuse(error: BaseException):  # noqa: ANN202 - a stand-in for any download
+def _refuse(error: BaseException):
     def download(*_: object, **__: object) -> str:
         raise error
 
@@ -89,7 +89,7 @@ def test_a_gated_repository_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> 
 
     for kind, status in ((GatedRepoError, 403), (RepositoryNotFoundError, 401)):
         monkeypatch.setattr("huggingface_hub.hf_hub_download", _refuse(_http_error(kind, status)))
-        with pytest.raises(WeightsAccessError, match="request access.*hf auth login"):
+        with pytest.raises(WeightsAccessError, match=r"request access.*hf auth login"):
             find_checkpoint()
 
 

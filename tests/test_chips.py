@@ -141,7 +141,9 @@ def test_visible_devices(tmp_path: Path, value: str | None, devices: list[int]) 
     assert [chip.device for chip in look(tmp_path).visible(environment)] == devices
 
 
-@pytest.mark.parametrize(("value", "named"), [("2", "'2'"), ("0,x", "'x'"), ("0,0", "twice"), ("0,", "''")])
+@pytest.mark.parametrize(
+    ("value", "named"), [("2", "'2'"), ("0,x", "'x'"), ("0,0", "twice"), ("0,", "''")]
+)
 def test_visible_devices_that_cannot_be(tmp_path: Path, value: str, named: str) -> None:
     make_chip(tmp_path, 0)
     with pytest.raises(ValueError, match="TT_VISIBLE_DEVICES") as raised:

@@ -31,7 +31,13 @@ def test_demo_fits_tiles_of_32() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"window_size": 7}, {"vit_heads": 3}, {"global_blocks": (2,)}, {"global_blocks": ()}, {"heads": 0}],
+    [
+        {"window_size": 7},
+        {"vit_heads": 3},
+        {"global_blocks": (2,)},
+        {"global_blocks": ()},
+        {"heads": 0},
+    ],
 )
 def test_dimensions_that_do_not_fit(change: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="Sam3Config"):

@@ -133,7 +133,9 @@ def test_a_hit_gives_the_bits_of_the_miss(
 ) -> None:
     scene = pictures[1]
     data = png(scene.image)
-    phrases = [named(scene, 0), named(scene, 1), "car", "red shape", "circle", "dog", "star"][:count]
+    phrases = [named(scene, 0), named(scene, 1), "car", "red shape", "circle", "dog", "star"][
+        :count
+    ]
     ask = lambda: engine.run(  # noqa: E731
         [request(data, *phrases, threshold=0.05, return_mask_logits=True)]
     )[0]
@@ -228,11 +230,16 @@ def test_a_failing_device_call_costs_only_its_image(
     assert engine.run([request(pictures[0].image, "star")])[0].error is None
 
 
-def test_no_prompts_warm_the_cache(engine: Engine, backend: CountingBackend, pictures: list[Scene]) -> None:
+def test_no_prompts_warm_the_cache(
+    engine: Engine, backend: CountingBackend, pictures: list[Scene]
+) -> None:
     data = png(pictures[0].image)
     answer = engine.run([request(data)])[0]
     assert answer.unwrap() == []
-    assert (answer.width, answer.height, answer.digest) == (*pictures[0].image.size, file_digest(data))
+    assert (answer.width, answer.height, answer.digest) == (
+        *pictures[0].image.size,
+        file_digest(data),
+    )
     assert engine.run([request(ImageSource.from_digest(file_digest(data)), "star")])[0].cached
     assert backend.images == 1
 

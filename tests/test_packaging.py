@@ -56,10 +56,12 @@ def test_the_wheel_holds_all_that_runs_and_nothing_else(wheel: Path) -> None:
         entry_points = archive.read(
             next(name for name in names if name.endswith(".dist-info/entry_points.txt"))
         ).decode()
-    tracked = run(
-        "git", "ls-files", "--cached", "--others", "--exclude-standard", "sam3_ray"
-    ).stdout.split()
-    assert set(tracked) <= names, "a file of the package is not in its wheel"
+    listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", "sam3_ray")
+    files = {name for name in listed.stdout.split() if (ROOT / name).is_file()}
+    assert files <= names, "a file of the package is not in its wheel"
+    pictures = {f"sam3_ray/serve/web/examples/{path.name}" for path in ROOT.glob("examples/*")}
+    assert pictures
+    assert pictures <= names
     assert {"sam3_ray/py.typed", "sam3_ray/demo/sam3_demo.pt"} <= names
     strangers = {name.split("/")[0] for name in names} - {"sam3_ray"}
     assert all(name.endswith(".dist-info") for name in strangers), strangers

@@ -60,7 +60,8 @@ def test_one_or_several() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompts", "error"), [([], ValueError), (b"car", TypeError), (None, TypeError), (["car", None], TypeError)]
+    ("prompts", "error"),
+    [([], ValueError), (b"car", TypeError), (None, TypeError), (["car", None], TypeError)],
 )
 def test_prompts_of_the_wrong_kind(prompts: Any, error: type[Exception]) -> None:
     with pytest.raises(error):

@@ -11,9 +11,13 @@ from hypothesis.extra import numpy as hnp
 from sam3_ray.selection import scores_of, select, sigmoid
 
 
-@given(hnp.arrays(np.float32, 30, elements=st.floats(-60, 60, width=32)), st.floats(-60, 60, width=32))
+@given(
+    hnp.arrays(np.float32, 30, elements=st.floats(-60, 60, width=32)), st.floats(-60, 60, width=32)
+)
 def test_scores_are_upstreams(logits: np.ndarray, presence: float) -> None:
-    expected = torch.from_numpy(logits).sigmoid() * torch.tensor(presence, dtype=torch.float32).sigmoid()
+    expected = (
+        torch.from_numpy(logits).sigmoid() * torch.tensor(presence, dtype=torch.float32).sigmoid()
+    )
     np.testing.assert_allclose(scores_of(logits, presence), expected.numpy(), atol=2e-7)
 
 
@@ -22,7 +26,9 @@ def test_sigmoid_at_the_ends() -> None:
 
 
 @given(
-    hnp.arrays(np.float32, st.integers(0, 40), elements=st.sampled_from([0.125, 0.25, 0.5, 0.75, 0.875])),
+    hnp.arrays(
+        np.float32, st.integers(0, 40), elements=st.sampled_from([0.125, 0.25, 0.5, 0.75, 0.875])
+    ),
     st.sampled_from([0.0, 0.25, 0.5, 0.8]),
     st.integers(1, 12),
 )

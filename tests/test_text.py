@@ -17,5 +17,5 @@ def test_tokens_equal_open_clips() -> None:
 
 def test_a_missing_vocabulary_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAM3_BPE_PATH", "/nowhere/bpe.gz")
-    with pytest.raises(FileNotFoundError, match="/nowhere/bpe.gz"):
+    with pytest.raises(FileNotFoundError, match=r"/nowhere/bpe\.gz"):
         find_bpe_file()

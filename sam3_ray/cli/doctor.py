@@ -1,0 +1,422 @@
+"""``sam3-ray doctor``: what is here, and what to do about what is not. Starts and downloads nothing."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from sam3_ray import __version__, chips
+from sam3_ray.errors import CheckpointError, WeightsNotFoundError
+
+DESCRIPTION = """\
+Check this machine: Python and packages, Tenstorrent chips and what they need, weights and the access to them,
+the port, memory. Nothing is started, opened or downloaded; without a network it takes a few seconds.
+
+Each line is ok, a warning (something works less well, or not everything does), or missing (what this
+machine is meant to run cannot run). The exit code is 1 where something is missing, else 0.
+"""
+
+EXAMPLES = """\
+examples:
+  sam3-ray doctor
+  sam3-ray doctor --json
+  TT_VISIBLE_DEVICES=0,1 sam3-ray doctor       as the service would see it
+"""
+
+Status = Literal["ok", "warning", "missing"]
+
+GIB = 1024**3
+FULL_MODEL_BYTES = 10 * GIB
+"""Memory for the full model on the CPU: 3.4 GB of float32 weights, activations, Ray."""
+
+DEMO_BYTES = 3 * GIB
+"""Memory for Ray, Serve and the demo checkpoint."""
+
+SHARED_MEMORY_BYTES = 512 * 1024 * 1024
+"""What Ray's object store should have in /dev/shm; with less Ray takes slow files in /tmp."""
+
+_TENSTORRENT_VENDOR = "0x1e52"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at.
+
+    Attributes:
+        name: what.
+        status: ok, warning or missing.
+        found: what is here.
+        todo: what to do about it; empty where it is ok.
+    """
+
+    name: str
+    status: Status
+    found: str
+    todo: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument(
+        "--port", type=int, default=8000, help="the port to look at (default: 8000)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Look, and tell."""
+    checks = list(examine(port=arguments.port))
+    ok = all(check.status != "missing" for check in checks)
+    if arguments.json:
+        document = {"ok": ok, "version": __version__, "checks": [asdict(check) for check in checks]}
+        print(json.dumps(document, indent=2, ensure_ascii=False))
+        return 0 if ok else 1
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        print(f"{check.status:8} {check.name:{width}}  {check.found}")
+        if check.todo:
+            print(f"{'':8} {'':{width}}  -> {check.todo}")
+    print("\nReady." if ok else "\nNot ready: see what is missing above.")
+    return 0 if ok else 1
+
+
+def examine(*, root: Path = Path("/"), port: int = 8000) -> Iterator[Check]:
+    """Every check, in order.
+
+    Args:
+        root: where ``dev``, ``proc`` and ``sys`` are; another folder in tests.
+        port: that the service would listen on.
+    """
+    machine = chips.look(root)
+    try:
+        visible = machine.visible()
+        problem = ""
+    except ValueError as error:
+        visible, problem = (), str(error)
+    with_chips = bool(visible)
+    yield _python()
+    yield _packages(with_chips)
+    yield _bytecode()
+    yield from _package("torch")
+    yield from _package("ray")
+    yield _ttnn(with_chips)
+    if problem:
+        yield Check("chips", "missing", problem, f"correct {chips.VISIBLE_DEVICES}, or unset it")
+    else:
+        yield _chips(machine, visible, root)
+    if machine.chips:
+        yield from _what_chips_need(machine, visible)
+    yield _guarded("vocabulary", _vocabulary)
+    yield _guarded("demo checkpoint", _demo)
+    yield _guarded("weights", lambda: _weights(with_chips))
+    yield _port(port)
+    yield _memory()
+    yield _shared_memory()
+
+
+def _guarded(name: str, check: Callable[[], Check]) -> Check:
+    """A check; a knob of the environment with an impossible value is what it finds."""
+    try:
+        return check()
+    except (ValueError, OSError) as error:
+        return Check(name, "missing", str(error), "mend that, and run this again")
+
+
+# -- software --------------------------------------------------------------------------------------
+
+
+def _python() -> Check:
+    found = f"{sys.version.split()[0]} at {sys.executable}"
+    if sys.version_info[:2] == (3, 12):
+        return Check("Python", "ok", found)
+    return Check("Python", "missing", found, "use Python 3.12: ttnn has wheels for it only")
+
+
+def _packages(with_chips: bool) -> Check:
+    from packaging.requirements import Requirement
+
+    wrong = []
+    wanted = 0
+    for text in metadata.requires("sam3-ray") or []:
+        requirement = Requirement(text)
+        extras = ("", "blackhole") if with_chips else ("",)
+        if requirement.marker and not any(
+            requirement.marker.evaluate({"extra": e}) for e in extras
+        ):
+            continue
+        wanted += 1
+        version = _version(requirement.name)
+        if version is None:
+            wrong.append(f"{requirement.name} is not installed")
+        elif not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(f"{requirement.name} {version} is not {requirement.specifier}")
+    if not wrong:
+        return Check("packages", "ok", f"sam3-ray {__version__} and its {wanted} packages")
+    return Check("packages", "missing", "; ".join(wrong), "install again: make install")
+
+
+def _bytecode() -> Check:
+    """Compiled Python files are the difference between a start of 15 s and one of 60 s."""
+    spec = importlib.util.find_spec("ray")
+    if spec is None or spec.origin is None:
+        return Check("bytecode", "warning", "ray is not installed")
+    if Path(importlib.util.cache_from_source(spec.origin)).is_file():
+        return Check("bytecode", "ok", "packages are compiled")
+    packages = Path(spec.origin).parent.parent
+    never = " (PYTHONDONTWRITEBYTECODE is set)" if sys.dont_write_bytecode else ""
+    return Check(
+        "bytecode",
+        "warning",
+        f"packages are not compiled{never}: every process compiles them anew, a start takes minutes",
+        f"once: {sys.executable} -m compileall -q -j 0 {packages}",
+    )
+
+
+def _package(name: str) -> Iterator[Check]:
+    version = _version(name)
+    if version is None:
+        yield Check(name, "missing", "not installed", "install again: make install")
+    else:
+        yield Check(name, "ok", version)
+
+
+def _ttnn(with_chips: bool) -> Check:
+    version = _version("ttnn")
+    if version is not None:
+        return Check("ttnn", "ok", version)
+    if with_chips:
+        return Check(
+            "ttnn",
+            "missing",
+            "not installed, and there are chips",
+            "pip install 'sam3-ray[blackhole]'",
+        )
+    return Check("ttnn", "ok", "not installed; not needed without a chip")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+# -- chips -----------------------------------------------------------------------------------------
+
+
+def _chips(machine: chips.Machine, visible: tuple[chips.Chip, ...], root: Path) -> Check:
+    if not machine.chips:
+        cards = _cards_on_the_bus(root)
+        if cards:
+            return Check(
+                "chips",
+                "missing",
+                f"{cards} Tenstorrent card(s) on the PCI bus, but no driver (no /dev/tenstorrent)",
+                "install tt-kmd and `modprobe tenstorrent` (docs.tenstorrent.com); in a container pass "
+                "--device /dev/tenstorrent",
+            )
+        return Check("chips", "ok", "none: the model runs on the CPU")
+    described = [_describe(chip) for chip in visible]
+    hidden = len(machine.chips) - len(visible)
+    found = "; ".join(described) or "none"
+    if hidden:
+        found += f" ({hidden} more hidden by {chips.VISIBLE_DEVICES})"
+    locked = [chip for chip in visible if not chip.readable]
+    if locked:
+        return Check(
+            "chips",
+            "missing",
+            found,
+            f"this user may not open /dev/tenstorrent/{locked[0].device}: add it to the file's group",
+        )
+    if any(chip.busy for chip in visible):
+        return Check(
+            "chips",
+            "warning",
+            found,
+            f"stop what uses a chip, or leave it out: {chips.VISIBLE_DEVICES}=...",
+        )
+    return Check("chips", "ok", found)
+
+
+def _describe(chip: chips.Chip) -> str:
+    parts = [chip.card or "unknown card", chip.pci_address or f"/dev/tenstorrent/{chip.device}"]
+    if chip.firmware:
+        parts.append(f"firmware {chip.firmware}")
+    parts.append(f"open in {', '.join(map(str, chip.holders))}" if chip.busy else "free")
+    return f"{chip.index}: {', '.join(parts)}"
+
+
+def _cards_on_the_bus(root: Path) -> int:
+    vendors = (root / "sys/bus/pci/devices").glob("*/vendor")
+    return sum(vendor.read_text().strip() == _TENSTORRENT_VENDOR for vendor in vendors)
+
+
+def _what_chips_need(machine: chips.Machine, visible: tuple[chips.Chip, ...]) -> Iterator[Check]:
+    if machine.driver is None:
+        yield Check(
+            "driver",
+            "warning",
+            "its version cannot be read",
+            "is tt-kmd loaded? `modinfo tenstorrent`",
+        )
+    else:
+        yield Check("driver", "ok", f"tt-kmd {machine.driver}")
+    without_iommu = [chip for chip in visible if not chip.iommu]
+    pages = machine.hugepages or 0
+    if not without_iommu:
+        yield Check("hugepages", "ok", "an IOMMU translates: none are needed")
+    elif pages >= len(without_iommu):
+        free = "" if machine.free_hugepages is None else f", {machine.free_hugepages} free"
+        yield Check("hugepages", "ok", f"{pages} of 1 GiB{free}")
+    else:
+        yield Check(
+            "hugepages",
+            "missing",
+            f"{pages} of 1 GiB, and no IOMMU translates for {len(without_iommu)} chip(s)",
+            f"set aside {len(without_iommu)} pages of 1 GiB (tenstorrent's hugepages-setup service does), or "
+            "turn the IOMMU on",
+        )
+
+
+# -- model -----------------------------------------------------------------------------------------
+
+
+def _vocabulary() -> Check:
+    from sam3_ray.text import find_bpe_file
+
+    return Check("vocabulary", "ok", str(find_bpe_file()))
+
+
+def _demo() -> Check:
+    from sam3_ray.checkpoint import DEMO_CHECKPOINT
+    from sam3_ray.checkpoint_header import read_header
+
+    try:
+        header = read_header(DEMO_CHECKPOINT)
+    except CheckpointError as error:
+        return Check("demo checkpoint", "missing", str(error), "install sam3-ray again")
+    return Check("demo checkpoint", "ok", f"{header.nbytes / 1e6:.1f} MB, {header.tensors} tensors")
+
+
+def _weights(with_chips: bool) -> Check:
+    """SAM3's weights on this disk, or whether the Hub would give them."""
+    from sam3_ray.checkpoint import local_checkpoint
+    from sam3_ray.checkpoint_header import read_header
+
+    try:
+        local = local_checkpoint()
+        if local is not None:
+            header = read_header(local.path)
+            return Check(
+                "weights", "ok", f"{local.label}: {local.path}, {header.nbytes / 1e9:.2f} GB"
+            )
+    except (WeightsNotFoundError, CheckpointError) as error:
+        return Check(
+            "weights", "missing", str(error), "correct SAM3_WEIGHTS_DIR, or fetch the file again"
+        )
+    refused = _hub_refusal()
+    if refused is None:
+        return Check(
+            "weights", "ok", "not on this disk; the Hub gives them at the first start (3.45 GB)"
+        )
+    found, todo = refused
+    if with_chips:
+        return Check("weights", "missing", found, todo)
+    return Check("weights", "warning", f"{found}; the demo checkpoint is served", todo)
+
+
+def _hub_refusal() -> tuple[str, str] | None:
+    """What stands between this machine and the weights, and what to do; None where nothing does."""
+    from sam3_ray.hub import PROBE_TIMEOUT_S, hub_endpoint, hub_problem
+    from sam3_ray.settings import CHECKPOINT_FILE, PINNED_REVISION, REPO_ID, settings
+
+    by_hand = f"put {CHECKPOINT_FILE} in a folder and set SAM3_WEIGHTS_DIR to it"
+    problem = hub_problem()
+    if problem is not None:
+        return f"{REPO_ID} is not on this disk, and {problem}", by_hand
+    import httpx
+    from huggingface_hub import get_token
+
+    token = get_token()
+    revision = settings().weights_revision or PINNED_REVISION
+    try:
+        answer = httpx.head(
+            f"{hub_endpoint()}/{REPO_ID}/resolve/{revision}/{CHECKPOINT_FILE}",
+            headers={"authorization": f"Bearer {token}"} if token else {},
+            timeout=PROBE_TIMEOUT_S,
+        )
+    except httpx.TransportError as error:
+        return f"{REPO_ID} is not on this disk, and the Hub does not answer ({error})", by_hand
+    if answer.status_code < 400:
+        return None
+    page = f"https://huggingface.co/{REPO_ID}"
+    if token is None:
+        return (
+            f"{REPO_ID} is gated, and there is no Hub token here",
+            f"request access at {page}, then `hf auth login` once; or {by_hand}",
+        )
+    if answer.status_code in (401, 403):
+        return (
+            f"{REPO_ID} is gated, and the Hub token here may not read it ({answer.status_code})",
+            f"request access at {page} with the token's account (a fine-grained token also needs the right "
+            f"to read gated repositories); or {by_hand}",
+        )
+    return f"the Hub answers {answer.status_code} for {REPO_ID} at {revision[:8]}", by_hand
+
+
+# -- machine ---------------------------------------------------------------------------------------
+
+
+def _port(port: int) -> Check:
+    from sam3_ray.serve.preflight import PreflightError, check_port
+
+    try:
+        check_port("127.0.0.1", port)
+    except PreflightError as error:
+        return Check("port", "warning", str(error), "the service can take another one: --port")
+    return Check("port", "ok", f"{port} is free")
+
+
+def _memory() -> Check:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    found = f"{memory.available / GIB:.1f} GiB free of {memory.total / GIB:.1f}"
+    if memory.available < DEMO_BYTES:
+        return Check(
+            "memory",
+            "warning",
+            found,
+            f"Ray and the demo checkpoint want {DEMO_BYTES / GIB:.0f} GiB",
+        )
+    if memory.available < FULL_MODEL_BYTES:
+        return Check(
+            "memory",
+            "warning",
+            found,
+            f"enough for the demo checkpoint; SAM3 on the CPU wants {FULL_MODEL_BYTES / GIB:.0f} GiB",
+        )
+    return Check("memory", "ok", found)
+
+
+def _shared_memory() -> Check:
+    folder = "/dev/shm"
+    if not os.path.isdir(folder):
+        return Check("shared memory", "warning", f"there is no {folder}", "mount a tmpfs there")
+    total = shutil.disk_usage(folder).total
+    found = f"{folder} {total / GIB:.2f} GiB"
+    if total < SHARED_MEMORY_BYTES:
+        return Check(
+            "shared memory", "warning", found, "in Docker: --shm-size=2g; Ray is slow without"
+        )
+    return Check("shared memory", "ok", found)

@@ -1,0 +1,185 @@
+"""``sam3-ray serve``: check, start, wait until healthy, stay until stopped, leave nothing behind."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from sam3_ray import __version__
+from sam3_ray.cli.main import INTERRUPTED, CommandError
+
+if TYPE_CHECKING:
+    from sam3_ray.serve.launch import LocalService
+    from sam3_ray.serve.preflight import Launch
+
+DESCRIPTION = """\
+Start the HTTP service on this machine, in a Ray of its own: one replica on each Tenstorrent chip, or one on
+the CPU where there is no chip. Weights, chips, port and configuration are checked first. Ctrl-C stops it.
+
+checkpoint `auto` means: SAM3's weights (SAM3_WEIGHTS_DIR, or facebook/sam3 from the Hub); on a machine
+without chips where they cannot be had, the small demo checkpoint, which only knows coloured shapes.
+"""
+
+EXAMPLES = """\
+examples:
+  sam3-ray serve                                  serve_config.yaml of this folder, else built-in defaults
+  sam3-ray serve my_config.yaml --port 9000
+  sam3-ray serve --checkpoint demo --backend cpu
+  sam3-ray serve --checkpoint /data/sam3.pt --host 0.0.0.0
+  TT_VISIBLE_DEVICES=0,1 sam3-ray serve           only these chips
+"""
+
+WATCH_S = 1.0
+STATUS_EVERY_S = 10.0
+TERMINATED = 143
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument(
+        "config",
+        nargs="?",
+        type=Path,
+        metavar="CONFIG",
+        help="a Serve configuration file (default: ./serve_config.yaml where it exists, else built-in)",
+    )
+    parser.add_argument("--host", help="address to listen on; 0.0.0.0 is every interface")
+    parser.add_argument("--port", type=int, help="port to listen on")
+    parser.add_argument(
+        "--checkpoint",
+        help="auto, demo, a Hub repository such as facebook/sam3, or the path of a sam3.pt",
+    )
+    parser.add_argument("--revision", help="revision of the Hub repository")
+    parser.add_argument(
+        "--backend", choices=("auto", "cpu", "blackhole"), help="where the model runs"
+    )
+    parser.add_argument(
+        "--replicas", type=int, help="how many replicas (default: one a chip; on a CPU one)"
+    )
+    parser.add_argument("--dashboard", action="store_true", help="also start Ray's dashboard")
+    parser.add_argument("--verbose", action="store_true", help="show Ray's and Serve's messages")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until stopped."""
+    # Before anything else: a stop while modules are imported must not leave a half-started Ray.
+    stopper = _Stopper()
+    say("checking configuration, chips and weights ...")
+    launch = _check(arguments)
+    for note in launch.notes:
+        say(f"note: {note}")
+    from sam3_ray.serve.launch import LaunchError, LocalService
+
+    service = LocalService(launch, verbose=arguments.verbose, dashboard=arguments.dashboard)
+    say("starting ...")
+    try:
+        service.start(lambda what: say(f"still starting: {what}"))
+        stopper.quiet()
+        print(_greeting(launch), flush=True)
+        _watch(service, stopper.stopped)
+        say("stopping ...")
+        return 0
+    except LaunchError as error:
+        where = f" (Ray's logs: {service.log_folder})" if service.log_folder else ""
+        raise CommandError(f"{error}{where}") from error
+    except (KeyboardInterrupt, SystemExit):
+        # Ray turns SIGTERM into SystemExit while it starts.
+        say("stopped before the service was ready")
+        return TERMINATED if stopper.signal == signal.SIGTERM else INTERRUPTED
+    finally:
+        stopper.loud()
+        service.stop()
+
+
+def _check(arguments: argparse.Namespace) -> Launch:
+    from sam3_ray.serve.preflight import Overrides, PreflightError, check
+
+    chosen = {
+        name: getattr(arguments, name)
+        for name in ("checkpoint", "revision", "backend", "replicas")
+        if getattr(arguments, name) is not None
+    }
+    try:
+        return check(arguments.config, Overrides(arguments.host, arguments.port, chosen))
+    except PreflightError as error:
+        raise CommandError(str(error)) from error
+
+
+def _greeting(launch: Launch) -> str:
+    plan = launch.plan
+    device = "the CPU" if plan.backend == "cpu" else f"{plan.replicas} Tenstorrent chip(s)"
+    lines = [f"sam3_ray {__version__} is ready: {launch.url}"]
+    if launch.everywhere:
+        lines.append("It listens on all interfaces: everyone who reaches this machine can use it.")
+    if plan.checkpoint.is_demo:
+        lines.append(
+            f"It serves the DEMO checkpoint on {device}, which only knows coloured shapes "
+            '(such as "red circle"). For real pictures it needs SAM3\'s weights: see the README.'
+        )
+    else:
+        lines.append(f"It serves {plan.checkpoint.label} on {device}.")
+    lines.append("Ctrl-C stops it.")
+    return "\n".join(lines)
+
+
+def _watch(service: LocalService, stopped: threading.Event) -> None:
+    """Wait for a signal; say it when the service falls ill, and when it is well again."""
+    from ray.exceptions import RayError
+
+    was: str | None = None
+    next_look = time.monotonic() + STATUS_EVERY_S
+    while not stopped.wait(WATCH_S):
+        service.check_alive()
+        if time.monotonic() < next_look:
+            continue
+        next_look = time.monotonic() + STATUS_EVERY_S
+        try:
+            now = service.trouble()
+        except RayError as error:
+            now = str(error).splitlines()[0]
+        if now != was:
+            say(f"unhealthy: {now}" if now else "healthy again")
+            was = now
+
+
+def say(message: str) -> None:
+    """A line for the person at the terminal; not for a program that reads stdout."""
+    with contextlib.suppress(BrokenPipeError):
+        print(f"sam3-ray: {message}", file=sys.stderr, flush=True)
+
+
+class _Stopper:
+    """SIGINT, SIGTERM and SIGHUP: an interrupt while starting and stopping, an event while serving."""
+
+    def __init__(self) -> None:
+        self.stopped = threading.Event()
+        self.signal: int | None = None
+        self._quiet = False
+        self._install()
+
+    def quiet(self) -> None:
+        """From now on only set the event."""
+        self._quiet = True
+        self._install()  # Ray has put its own handler of SIGTERM in its place
+
+    def loud(self) -> None:
+        """From now on interrupt again: whoever asks a second time will not wait."""
+        self._quiet = False
+        self._install()
+
+    def _install(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+        self.stopped.set()
+        if not self._quiet:
+            raise KeyboardInterrupt

@@ -114,15 +114,14 @@ def check(path: Path | None, overrides: Overrides, machine: chips.Machine | None
     check_port(host, port)
     notes: list[str] = []
     visible = _visible_chips(machine or chips.look(), notes)
-    plan = _plan(config, len(visible), notes)
-    try:
-        read_header(plan.checkpoint.path)
-    except CheckpointError as error:
-        raise PreflightError(str(error)) from error
+    plan, about_weights = decide(config, len(visible))
+    notes += about_weights
     # Decided once: the builder must not ask the Hub again, nor decide otherwise.
     application["args"] = {**application.get("args", {}), "backend": plan.backend}
     if plan.checkpoint.is_demo:
         application["args"]["checkpoint"] = DEMO_REPO_ID
+    elif plan.checkpoint_path is not None:
+        application["args"]["checkpoint"] = plan.checkpoint_path  # absolute
     everywhere = host in ("0.0.0.0", "::", "")
     shown = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
     prefix = str(application.get("route_prefix") or "/").rstrip("/")
@@ -154,9 +153,11 @@ def _read(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        raise PreflightError(f"{where}: not YAML: {getattr(error, 'problem', None) or error}") from error
+        raise PreflightError(
+            f"{where}: not YAML: {getattr(error, 'problem', None) or error}"
+        ) from error
     if not isinstance(values, dict):
-        raise PreflightError(f"{path} holds no configuration (a {type(values).__name__}, not keys and values)")
+        raise PreflightError(f"{path} holds no keys and values, but a {type(values).__name__}")
     return values
 
 
@@ -164,12 +165,14 @@ def _override(values: dict[str, Any], overrides: Overrides, name: str) -> dict[s
     """Set what the command line says; our application's part of the configuration."""
     applications = values.get("applications")
     if not isinstance(applications, list) or not all(isinstance(one, dict) for one in applications):
-        raise PreflightError(f"{name}: `applications` must be a list, with an `import_path` in each entry")
+        raise PreflightError(
+            f"{name}: `applications` must be a list, with an `import_path` in each entry"
+        )
     ours = [one for one in applications if one.get("import_path") == BUILDER]
     if len(ours) != 1:
         raise PreflightError(
-            f"{name}: {len(ours)} applications have import_path {BUILDER}; `sam3-ray serve` starts exactly one "
-            "(`serve run` starts any configuration)"
+            f"{name}: {len(ours)} applications have import_path {BUILDER}; `sam3-ray serve` starts "
+            "exactly one (`serve run` starts any configuration)"
         )
     for key, holder in (("http_options", values), ("args", ours[0])):
         if holder.get(key) is None:
@@ -207,7 +210,7 @@ def _unknown_keys(
     model: type[BaseModel], values: Mapping[Any, Any], where: str
 ) -> Iterator[tuple[str, list[str]]]:
     """(dotted key, known keys beside it) of each key that a model or the models inside it do not have."""
-    known = {name: field for name, field in model.model_fields.items()}
+    known = dict(model.model_fields)
     known |= {field.alias: field for field in model.model_fields.values() if field.alias}
     for key, value in values.items():
         path = f"{where}.{key}" if where else str(key)
@@ -219,7 +222,9 @@ def _unknown_keys(
             continue
         for i, one in enumerate(value if isinstance(value, list) else [value]):
             if isinstance(one, Mapping):
-                yield from _unknown_keys(inner, one, f"{path}[{i}]" if isinstance(value, list) else path)
+                yield from _unknown_keys(
+                    inner, one, f"{path}[{i}]" if isinstance(value, list) else path
+                )
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -270,7 +275,11 @@ def _listener(port: int) -> str:
 
     try:
         for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+            if (
+                connection.status == psutil.CONN_LISTEN
+                and connection.laddr.port == port
+                and connection.pid
+            ):
                 return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
     except psutil.Error:
         return ""
@@ -285,7 +294,7 @@ def _visible_chips(machine: chips.Machine, notes: list[str]) -> tuple[chips.Chip
     for chip in visible:
         if not chip.readable:
             raise PreflightError(
-                f"/dev/tenstorrent/{chip.device} is not yours to open: add your user to the group that owns it"
+                f"/dev/tenstorrent/{chip.device} is not yours to open: add your user to its group"
             )
         if chip.busy:
             # Perhaps only a monitor: a chip that really does not open is parked by its replica.
@@ -296,7 +305,15 @@ def _visible_chips(machine: chips.Machine, notes: list[str]) -> tuple[chips.Chip
     return visible
 
 
-def _plan(config: ServeConfig, chip_count: int, notes: list[str]) -> Plan:
+def decide(config: ServeConfig, chip_count: int) -> tuple[Plan, list[str]]:
+    """Which backend and checkpoint a configuration means on this machine, and what to know of that.
+
+    Quick without a network, and the checkpoint's file has been looked into.
+
+    Raises:
+        PreflightError: weights are missing or broken, or the configuration does not fit the machine.
+    """
+    notes: list[str] = []
     on_cpu = config.backend == "cpu" or (config.backend == "auto" and not chip_count)
     if config.checkpoint in ("auto", REPO_ID) and not os.environ.get("SAM3_WEIGHTS_DIR"):
         local = local_checkpoint(REPO_ID, revision=config.revision)
@@ -305,16 +322,22 @@ def _plan(config: ServeConfig, chip_count: int, notes: list[str]) -> Plan:
             missing = f"the weights of {REPO_ID} are not on this disk, and {problem}"
             if config.checkpoint != "auto" or not on_cpu:
                 raise PreflightError(
-                    f"{missing}. Put sam3.pt in a folder and set SAM3_WEIGHTS_DIR to it, or try the program "
-                    "without them: sam3-ray serve --checkpoint demo"
+                    f"{missing}. Put sam3.pt in a folder and set SAM3_WEIGHTS_DIR to it, or try the "
+                    "program without them: --checkpoint demo"
                 )
-            notes.append(f"{missing}: serving the demo checkpoint")
+            notes.append(f"{missing}: taking the demo checkpoint, which only knows coloured shapes")
             config = config.model_copy(update={"checkpoint": DEMO_REPO_ID})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)
         try:
             plan = resolve(config, Cluster.of_this_machine(chip_count))
-        except (ServeConfigError, WeightsNotFoundError, WeightsAccessError, CheckpointError) as error:
+            read_header(plan.checkpoint.path)
+        except (
+            ServeConfigError,
+            WeightsNotFoundError,
+            WeightsAccessError,
+            CheckpointError,
+        ) as error:
             raise PreflightError(str(error)) from error
     notes += [str(warning.message) for warning in caught if warning.category is RuntimeWarning]
-    return plan
+    return plan, notes

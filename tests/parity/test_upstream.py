@@ -88,7 +88,9 @@ def assert_same_as_upstream(
         ours = model(image, phrase, threshold=threshold, max_instances=200)
 
         assert len(ours) == count
-        np.testing.assert_allclose(ours.scores, reference.scores[:count], atol=SCORE_TOLERANCE, rtol=0)
+        np.testing.assert_allclose(
+            ours.scores, reference.scores[:count], atol=SCORE_TOLERANCE, rtol=0
+        )
         # Equal scores may swap places: compare instance by instance after ordering by box.
         mine = np.lexsort(np.round(ours.boxes, 1).T)
         limits = np.array([image.width, image.height] * 2)

@@ -39,9 +39,8 @@ class CudaOn(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if "cuda" in str(kwargs.get("device")):
-            kwargs["device"] = self._device
-        elif self._everything and func in (torch.empty, torch.ones, torch.zeros):
+        filled = self._everything and func in (torch.empty, torch.ones, torch.zeros)
+        if filled or "cuda" in str(kwargs.get("device")):
             kwargs["device"] = self._device
         return func(*args, **kwargs)
 

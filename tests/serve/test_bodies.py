@@ -114,7 +114,7 @@ FIELD_FAULTS = {
     "five prompts": ({"prompts": list("abcde")}, "prompts", "5 phrases; at most 4"),
     "empty prompt": ({"prompts": ["a", "  "]}, "prompts[1]", "empty"),
     "number prompt": ({"prompts": ["a", 5]}, "prompts[1]", "phrase, or an object"),
-    "prompts number": ({"prompts": 5}, "prompts", "list"),
+    "prompts number": ({"prompts": 5}, "prompts", "array"),
     "prompt with boxes": (
         {"prompts": [{"text": "a", "boxes": []}]},
         "prompts[0].boxes",

@@ -178,7 +178,9 @@ class CpuBackend:
         phrases = sorted({phrase for phrase, _ in kept})
         queries_of = {p: [query for phrase, query in kept if phrase == p] for p in phrases}
         longest = max(len(queries) for queries in queries_of.values())
-        padded = [queries_of[p] + queries_of[p][:1] * (longest - len(queries_of[p])) for p in phrases]
+        padded = [
+            queries_of[p] + queries_of[p][:1] * (longest - len(queries_of[p])) for p in phrases
+        ]
         rows = torch.tensor(phrases)
         chosen = masks.queries[rows[:, None], torch.tensor(padded)]  # (phrases, longest, C)
         output = self._modules.segmentation_head(
@@ -197,7 +199,11 @@ class CpuBackend:
         return logits
 
     def info(self) -> dict[str, Any]:
-        return {"torch": torch.__version__, "num_threads": torch.get_num_threads(), "dtype": "float32"}
+        return {
+            "torch": torch.__version__,
+            "num_threads": torch.get_num_threads(),
+            "dtype": "float32",
+        }
 
     def close(self) -> None:
         self._modules = None  # type: ignore[assignment]

@@ -64,9 +64,7 @@ class GeometryEncoder(SequenceGeometryEncoder):  # type: ignore[misc]
         padding = torch.zeros(batch, 1, dtype=torch.bool, device=features.device)
         token = self.norm(self.final_proj(token))
         for layer in self.encode:
-            token = layer(
-                tgt=token, memory=features, tgt_key_padding_mask=padding, pos=positions
-            )
+            token = layer(tgt=token, memory=features, tgt_key_padding_mask=padding, pos=positions)
         return cast(Tensor, self.encode_norm(token))
 
 
@@ -92,9 +90,7 @@ class _ParametersOnMeta(TorchFunctionMode):
 
     _FILLED_BY_THE_CHECKPOINT = frozenset({torch.empty, torch.zeros, torch.ones})
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func in self._FILLED_BY_THE_CHECKPOINT:
             kwargs["device"] = "meta"

@@ -47,7 +47,7 @@ async function choose(file, { name = file.name, suggestions = [] } = {}) {
       const answer = await check(file, controller);
       Object.assign(next, { width: answer.width, height: answer.height, digest: answer.image_digest });
     } catch (error) {
-      if (error.name !== "AbortError") showProblem(error);
+      if (error.name !== "AbortError") showProblem(error, name);
       return;
     } finally {
       if (choice === choosing) setBusy(false);
@@ -238,12 +238,12 @@ function clearProblem() {
   $("problem").replaceChildren();
 }
 
-function showProblem(error) {
+function showProblem(error, about = "") {
   say("");
   const known = error instanceof Problem;
   if (!known) console.error(error);
   const title = known ? error.title : "The page could not use the answer";
-  $("problem").replaceChildren(element("h2", "", title));
+  $("problem").replaceChildren(element("h2", "", about ? `${about}: ${title}` : title));
   const detail = known ? error.detail : error.message;
   const errors = (known && error.errors) || [];
   if (errors.length > 1) {
@@ -255,6 +255,7 @@ function showProblem(error) {
   }
   if (known && error.status) $("problem").append(element("p", "dim", `HTTP ${error.status}`));
   $("problem").hidden = false;
+  $("problem").scrollIntoView({ block: "nearest" });
 }
 
 // The service and the examples.

@@ -1,0 +1,3 @@
+"""probe"""
+def test_info(service):
+    print(service.get("/info").text)
