@@ -34,8 +34,9 @@ from sam3_ray.prompt import (
 from sam3_ray.result import Sam3Result
 
 if TYPE_CHECKING:
-    from sam3_ray.images import ImageLike, Uint8Array
+    from sam3_ray.images import ImageLike
     from sam3_ray.masks import BoolArray
+    from sam3_ray.pixels import Uint8Array
 
 MaskFormat = Literal["rle", "png", "polygon", "none"]
 
@@ -149,7 +150,7 @@ class Client:
         self._lock = threading.Lock()
 
     @overload
-    def predict(
+    def predict(  # type: ignore[overload-overlap]  # a str is a Sequence[str] too
         self,
         image: ImageLike,
         prompts: str | Prompt,
@@ -424,7 +425,7 @@ def _readable[T](read: Callable[[], T]) -> T:
     """``read()``, where a body that is not as the service's contract says is the server's failure."""
     try:
         return read()
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise ServerFailedError(
             "the answer cannot be read",
             f"{type(error).__name__}: {error}; is it a sam3_ray service of this version?",

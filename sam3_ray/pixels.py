@@ -34,7 +34,7 @@ def pixels_of_pil(image: Image.Image, name: str) -> Uint8Array:
     elif mode == "La":
         image = image.convert("LA")  # La has no other conversion
     try:
-        return np.array(image.convert("RGB"))
+        return np.array(image if mode == "RGB" else image.convert("RGB"))
     except ValueError as error:
         raise ImageError(f"{name}: PIL mode {mode!r} has no conversion to RGB ({error})") from error
 

@@ -4,7 +4,8 @@
 
 Everything is laid out by hand and seeded, so a run gives the same pixels again. The shapes are of the kind
 that the demo checkpoint knows (the frozen pictures that measure it are others: ``tests/demo_scenes.py``);
-the photo-like ones come from ``example_photos.py`` and are for the full model. ``examples.json`` lists them with phrases worth trying; the page at ``/`` reads it.
+the photo-like ones come from ``example_photos.py`` and are for the full model. ``examples.json``
+lists all with phrases worth trying; the page at ``/`` reads it.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def draw_shapes(drawing: Drawing) -> tuple[Image.Image, np.ndarray]:
 
 EXAMPLES: tuple[Example, ...] = (
     Example(
-        "playground.png", "Playground", 
+        "playground.png", "Playground",
         "Two red circles, a blue star, a green square, a yellow triangle and a red star",
         ("red circle", "blue star", "square", "car"),
         Drawing(960, 640, (164, 178, 172), (118, 138, 148), 2, (
@@ -144,7 +145,7 @@ EXAMPLES: tuple[Example, ...] = (
         )),
     ),
     Example(
-        "stairs.png", "Stairs", 
+        "stairs.png", "Stairs",
         "Purple squares of growing size going up, with an orange ring and a white circle",
         ("purple square", "orange ring", "white circle"),
         Drawing(640, 960, (176, 168, 150), (140, 150, 142), 6, (
@@ -171,17 +172,17 @@ EXAMPLES: tuple[Example, ...] = (
         )),
     ),
     Example(
-        "parade.png", "Parade", 
+        "parade.png", "Parade",
         "Blue ring, orange triangle, black circle, blue ring and green star, up and down in a wide row",
         ("blue ring", "orange triangle", "black circle", "ring"),
-        Drawing(1152, 576, (170, 156, 148), (142, 160, 152), 6, (
-            Shape("blue", "ring", 148, 186, 104), Shape("orange", "triangle", 378, 386, 112, -5),
-            Shape("black", "circle", 590, 180, 98), Shape("blue", "ring", 806, 388, 106),
-            Shape("green", "star", 1006, 186, 110, 9),
+        Drawing(960, 600, (170, 156, 148), (142, 160, 152), 6, (
+            Shape("blue", "ring", 125, 198, 85), Shape("orange", "triangle", 317, 402, 92, -5),
+            Shape("black", "circle", 490, 186, 80), Shape("blue", "ring", 672, 402, 85),
+            Shape("green", "star", 840, 198, 88, 9),
         )),
     ),
     Example(
-        "small-change.png", "Small change", 
+        "small-change.png", "Small change",
         "A small picture: yellow circles beside an orange circle and a blue square",
         ("yellow circle", "orange circle", "circle", "blue square"),
         Drawing(320, 240, (128, 120, 112), (104, 110, 120), 2, (

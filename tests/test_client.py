@@ -248,7 +248,7 @@ def test_png_polygon_and_no_masks(script: Script, client: Client) -> None:
     script.answer(200, answer("car", mask=None, mask_format="none"))
     assert client.predict(file_bytes(), "car", mask_format="none").masks is None
     script.answers.clear()
-    ring = [[1.5, 0.5, 4.5, 0.5, 4.5, 3.5, 1.5, 3.5]]
+    ring = [[2, 1, 5, 1, 5, 4, 2, 4]]
     script.answer(200, answer("car", mask=ring, mask_format="polygon"))
     outlined = client.predict(file_bytes(), "car", mask_format="polygon")
     assert outlined.masks is not None
@@ -474,7 +474,7 @@ def test_no_answer_in_time(script: Script) -> None:
         (lambda client: client.predict(file_bytes(), "car", threshold=2), ValueError),
         (lambda client: client.predict(file_bytes(), "car", mask_format="tiff"), ValueError),
         (lambda client: client.predict("not/there.png", "car"), FileNotFoundError),
-        (lambda client: client.predict(np.zeros((3, 3, 7), np.uint8), "car"), ValueError),
+        (lambda client: client.predict(np.zeros((2, 3, 7), np.uint8), "car"), ValueError),
     ],
 )
 def test_what_is_wrong_here_is_not_sent(

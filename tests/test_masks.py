@@ -245,7 +245,7 @@ def test_coordinates_are_those_of_boxes() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_filling_agrees_with_pillow_and_with_pycocotools(seed: int) -> None:
-    """Both count pixels on the line in their own ways; elsewhere all three agree."""
+    """Both round corners to pixels in their own ways; two pixels off the outline all three agree."""
     mask = ndimage.binary_fill_holes(smooth(seed, 120, 160, 9))
     rings = mask_to_polygon(mask)
     ours = polygon_to_mask(rings, 120, 160)
@@ -255,7 +255,7 @@ def test_filling_agrees_with_pillow_and_with_pycocotools(seed: int) -> None:
         ImageDraw.Draw(one).polygon([value - 0.5 for value in ring], fill=1)
         pillow ^= np.asarray(one)
     theirs = coco.decode(coco.merge(coco.frPyObjects(rings, 120, 160))).astype(bool)
-    inner = ~outline_pixels(mask)
+    inner = ~ndimage.binary_dilation(outline_pixels(mask), FULL)
     np.testing.assert_array_equal(ours[inner], pillow[inner])
     np.testing.assert_array_equal(ours[inner], theirs[inner])
 

@@ -32,6 +32,8 @@ examples:
   TT_VISIBLE_DEVICES=0,1 sam3-ray doctor       as the service would see it
 """
 
+WANTED_PYTHON = (3, 12)
+
 Status = Literal["ok", "warning", "missing"]
 
 GIB = 1024**3
@@ -136,7 +138,7 @@ def _guarded(name: str, check: Callable[[], Check]) -> Check:
 
 def _python() -> Check:
     found = f"{sys.version.split()[0]} at {sys.executable}"
-    if sys.version_info[:2] == (3, 12):
+    if sys.version_info[:2] == WANTED_PYTHON:
         return Check("Python", "ok", found)
     return Check("Python", "missing", found, "use Python 3.12: ttnn has wheels for it only")
 

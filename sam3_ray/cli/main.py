@@ -58,9 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0; 1 where the command failed; 2 where the command line is wrong.
     """
     try:
-        code = _run(sys.argv[1:] if arguments is None else list(arguments))
-        sys.stdout.flush()
-        return code
+        try:
+            return _run(sys.argv[1:] if arguments is None else list(arguments))
+        finally:
+            sys.stdout.flush()  # here, where a reader that went away is noticed
     except CommandError as error:
         print(f"sam3-ray: {error}", file=sys.stderr)
         return error.exit_code

@@ -146,11 +146,11 @@ def _open_model(arguments: argparse.Namespace) -> tuple[Sam3, dict[str, Any]]:
                 "replicas": 1,
             }
         )
-        plan, notes = decide(config, len(chips.look().visible()))
+        plan, why_demo = decide(config, len(chips.look().visible()))
     except (PreflightError, ServeConfigError, ValueError) as error:
         raise CommandError(str(error)) from error
-    for note in notes:
-        _say(f"warning: {note}")
+    if why_demo is not None:
+        _say(f"warning: {why_demo}; this is the demo checkpoint, which only knows coloured shapes")
     from sam3_ray.api import Sam3
 
     try:

@@ -121,8 +121,10 @@ def _greeting(launch: Launch) -> str:
     if plan.checkpoint.is_demo:
         lines.append(
             f"It serves the DEMO checkpoint on {device}, which only knows coloured shapes "
-            '(such as "red circle"). For real pictures it needs SAM3\'s weights: see the README.'
+            '(such as "red circle").'
         )
+        if launch.why_demo is not None:
+            lines.append(f"Why: {launch.why_demo}. The README tells how to get them.")
     else:
         lines.append(f"It serves {plan.checkpoint.label} on {device}.")
     lines.append("Ctrl-C stops it.")

@@ -123,7 +123,9 @@ class LocalService:
                 controller_options=schema.controller_options,
             )
             # What `serve run CONFIG` does; serve.run takes an application, not a configuration.
-            _get_global_client().deploy_apps(schema)
+            client = _get_global_client()
+            assert client is not None  # or it would have raised
+            client.deploy_apps(schema)
         except Exception as error:
             raise LaunchError(f"Serve did not start: {cause_of(str(error))}") from error
         self._deployed = True

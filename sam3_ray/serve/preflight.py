@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 from pydantic import BaseModel, ValidationError
 
 from sam3_ray import chips
@@ -76,6 +76,7 @@ class Launch:
         url: where it will answer, as this machine reaches it.
         everywhere: it listens on all interfaces.
         notes: what a person should know though it is no error.
+        why_demo: why ``checkpoint: auto`` became the demo checkpoint; None where it did not.
     """
 
     values: dict[str, Any]
@@ -85,6 +86,7 @@ class Launch:
     url: str
     everywhere: bool
     notes: tuple[str, ...]
+    why_demo: str | None
 
 
 def check(path: Path | None, overrides: Overrides, machine: chips.Machine | None = None) -> Launch:
@@ -114,8 +116,7 @@ def check(path: Path | None, overrides: Overrides, machine: chips.Machine | None
     check_port(host, port)
     notes: list[str] = []
     visible = _visible_chips(machine or chips.look(), notes)
-    plan, about_weights = decide(config, len(visible))
-    notes += about_weights
+    plan, why_demo = decide(config, len(visible))
     # Decided once: the builder must not ask the Hub again, nor decide otherwise.
     application["args"] = {**application.get("args", {}), "backend": plan.backend}
     if plan.checkpoint.is_demo:
@@ -135,6 +136,7 @@ def check(path: Path | None, overrides: Overrides, machine: chips.Machine | None
         url=f"{scheme}://{address}:{port}{http.get('root_path', '').rstrip('/')}{prefix}",
         everywhere=everywhere,
         notes=tuple(notes),
+        why_demo=why_demo,
     )
 
 
@@ -184,7 +186,8 @@ def _override(values: dict[str, Any], overrides: Overrides, name: str) -> dict[s
     if overrides.port is not None:
         values["http_options"]["port"] = overrides.port
     ours[0]["args"].update(overrides.args or {})
-    return ours[0]
+    application: dict[str, Any] = ours[0]
+    return application
 
 
 def _check_schema(values: dict[str, Any], name: str) -> None:
@@ -305,15 +308,18 @@ def _visible_chips(machine: chips.Machine, notes: list[str]) -> tuple[chips.Chip
     return visible
 
 
-def decide(config: ServeConfig, chip_count: int) -> tuple[Plan, list[str]]:
-    """Which backend and checkpoint a configuration means on this machine, and what to know of that.
+def decide(config: ServeConfig, chip_count: int) -> tuple[Plan, str | None]:
+    """Which backend and checkpoint a configuration means on this machine.
 
     Quick without a network, and the checkpoint's file has been looked into.
+
+    Returns:
+        The plan, and why ``checkpoint: auto`` became the demo checkpoint (None where it did not).
 
     Raises:
         PreflightError: weights are missing or broken, or the configuration does not fit the machine.
     """
-    notes: list[str] = []
+    why_demo = None
     on_cpu = config.backend == "cpu" or (config.backend == "auto" and not chip_count)
     if config.checkpoint in ("auto", REPO_ID) and not os.environ.get("SAM3_WEIGHTS_DIR"):
         local = local_checkpoint(REPO_ID, revision=config.revision)
@@ -325,7 +331,7 @@ def decide(config: ServeConfig, chip_count: int) -> tuple[Plan, list[str]]:
                     f"{missing}. Put sam3.pt in a folder and set SAM3_WEIGHTS_DIR to it, or try the "
                     "program without them: --checkpoint demo"
                 )
-            notes.append(f"{missing}: taking the demo checkpoint, which only knows coloured shapes")
+            why_demo = missing
             config = config.model_copy(update={"checkpoint": DEMO_REPO_ID})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)
@@ -339,5 +345,6 @@ def decide(config: ServeConfig, chip_count: int) -> tuple[Plan, list[str]]:
             CheckpointError,
         ) as error:
             raise PreflightError(str(error)) from error
-    notes += [str(warning.message) for warning in caught if warning.category is RuntimeWarning]
-    return plan, notes
+    if caught:  # resolve has one warning only: that it had to take the demo checkpoint
+        why_demo = str(caught[-1].message)
+    return plan, why_demo

@@ -10,7 +10,6 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any, Protocol
 
 from fastapi import FastAPI, Request
@@ -32,11 +31,9 @@ from sam3_ray.serve.docs import (
 )
 from sam3_ray.serve.errors import MEDIA_TYPE, Problem, ProblemError, ProblemType, problem_of_status
 from sam3_ray.serve.schemas import PredictAnswer, PredictJob, Reply
+from sam3_ray.serve.web import INDEX, examples_folder, static_folder
 
 logger = logging.getLogger("sam3_ray")
-
-WEB = Path(__file__).parent / "web"
-"""The page, its scripts and styles in ``static``, its pictures in ``examples``."""
 
 SECURITY_HEADERS = (
     (
@@ -127,11 +124,11 @@ def http_app(service: Service, limits: Limits, deadline_s: float) -> FastAPI:
 
     @app.get("/", include_in_schema=False)
     async def page() -> FileResponse:
-        return FileResponse(WEB / "index.html", headers={"Cache-Control": "no-cache"})
+        return FileResponse(INDEX, headers={"Cache-Control": "no-cache"})
 
-    for name in ("static", "examples"):
-        if (WEB / name).is_dir():
-            app.mount(f"/{name}", StaticFiles(directory=WEB / name), name=name)
+    app.mount("/static", StaticFiles(directory=static_folder()), name="static")
+    if examples_folder().is_dir():
+        app.mount("/examples", StaticFiles(directory=examples_folder()), name="examples")
     with_body_schemas(app)
     return app
 

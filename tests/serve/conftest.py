@@ -15,8 +15,6 @@ import pytest
 from tests.demo_scenes import Scene, scenes
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-# A busy machine takes longer than Ray's 15 s to import what its agents need.
-os.environ["RAY_agent_register_timeout_ms"] = "100000"
 
 
 def free_port() -> int:

@@ -309,7 +309,7 @@ def test_the_coco_file_is_what_is_shown(
     download.value.save_as(path)
     coco = COCO(str(path))
     image = coco.loadImgs(coco.getImgIds())[0]
-    assert (image["file_name"], image["width"], image["height"]) == ("parade.png", 1152, 576)
+    assert (image["file_name"], image["width"], image["height"]) == ("parade.png", 960, 600)
     categories = {c["id"]: c["name"] for c in coco.loadCats(coco.getCatIds())}
     assert list(categories.values()) == ["blue ring", "orange triangle", "car"]
     results = ask(service, "parade.png", list(categories.values()), 0.5)["results"]
