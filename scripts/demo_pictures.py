@@ -38,16 +38,19 @@ SHAPE_NAMES = ("circle", "square", "triangle", "star", "ring", "cross")
 GENERIC_NAMES = ("shape", "object")
 """Words that name a shape of any kind."""
 ARTICLES = ("a", "an", "the")
-TRAINING_NOUNS = (
-    "car dog cat person tree house chair bus train boat bird horse cow sheep apple banana table lamp phone "
-    "bottle cup book clock shoe hat shirt bag wheel door window road river mountain cloud flower grass fish "
-    "elephant giraffe zebra bicycle motorcycle airplane truck umbrella tie pizza cake sofa bed laptop keyboard "
-    "spoon fork knife bowl sandwich carrot vase scissors toothbrush kite skateboard"
-).split()
+_NOUNS = (
+    "car dog cat person tree house chair bus train boat bird horse cow sheep apple banana table lamp "
+    "phone bottle cup book clock shoe hat shirt bag wheel door window road river mountain cloud flower "
+    "grass fish elephant giraffe zebra bicycle motorcycle airplane truck umbrella tie pizza cake sofa "
+    "bed laptop keyboard spoon fork knife bowl sandwich carrot vase scissors toothbrush kite skateboard"
+)
+TRAINING_NOUNS = tuple(_NOUNS.split())
 """Things that no picture shows. In training they all share the token row of unknown words."""
-HELD_OUT_NOUNS = (
-    "hippopotamus violin helmet tractor candle mushroom lighthouse spider rocket dolphin ladder pumpkin"
-).split()
+_OTHER_NOUNS = (
+    "hippopotamus violin helmet tractor candle mushroom lighthouse spider rocket dolphin ladder "
+    "pumpkin"
+)
+HELD_OUT_NOUNS = tuple(_OTHER_NOUNS.split())
 
 MOST_SHAPES = 8
 MASK_SIDE = 64
@@ -64,6 +67,8 @@ _SIZES: tuple[tuple[int, int, float], ...] = (
     (800, 450, 0.15),
     (1280, 720, 0.17),
 )
+USUAL_SIZES = tuple((width, height) for width, height, _ in _SIZES)
+"""The others have random aspects."""
 _DRAWN_SIDE = 448
 """Larger pictures are drawn smaller (same aspect, weaker noise): after the squash hardly a difference."""
 
@@ -287,7 +292,7 @@ def draw_phrases(
     colours: NDArray[np.int64],
     shapes: NDArray[np.int64],
     count: int,
-    nouns: Sequence[str] = tuple(TRAINING_NOUNS),
+    nouns: Sequence[str] = TRAINING_NOUNS,
 ) -> list[Phrase]:
     """Phrases about a picture: about half name something in it, the others mostly nearly do.
 
@@ -440,7 +445,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=16000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--side", type=int, default=224)
-    parser.add_argument("--part", type=int, default=0, help="which of --parts processes this one is")
+    parser.add_argument(
+        "--part", type=int, default=0, help="which of --parts processes this one is"
+    )
     parser.add_argument("--parts", type=int, default=1)
     arguments = parser.parse_args()
     if arguments.what == "sheet":

@@ -1,6 +1,6 @@
 """Draws docs/images/overlay.png, the picture of a result in the README, with the demo checkpoint.
 
-    make images
+make images
 """
 
 from __future__ import annotations

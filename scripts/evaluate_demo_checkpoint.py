@@ -96,13 +96,20 @@ class Measured:
         return [f"{k} {figures[k]} < {bar}" for k, bar in BARS.items() if figures[k] < bar]
 
 
+def size_name(image: Any) -> str:
+    """The group of a picture: its size."""
+    return f"{image.width}x{image.height}"
+
+
 def measure(
-    cases: Iterable[Case], find: Callable[[Any, Sequence[str]], Sequence[Prediction]]
+    cases: Iterable[Case],
+    find: Callable[[Any, Sequence[str]], Sequence[Prediction]],
+    group: Callable[[Any], str] = size_name,
 ) -> Measured:
-    """Compare what ``find(image, phrases)`` finds with what is there."""
+    """Compare what ``find(image, phrases)`` finds with what is there, overall and for each group."""
     measured = Measured()
     for image, masks, phrases in cases:
-        size = measured.sizes.setdefault(f"{image.width}x{image.height}", Tally())
+        size = measured.sizes.setdefault(group(image), Tally())
         predictions = find(image, [text for text, _ in phrases])
         for (_, matches), found in zip(phrases, predictions, strict=True):
             for tally in (measured.overall, size):
@@ -132,9 +139,7 @@ def main() -> int:
 
     from sam3_ray import Sam3
 
-    model = Sam3.from_pretrained(
-        checkpoint_path=arguments.checkpoint, backend=arguments.backend
-    )
+    model = Sam3.from_pretrained(checkpoint_path=arguments.checkpoint, backend=arguments.backend)
 
     def find(image: Any, phrases: Sequence[str]) -> list[Prediction]:
         results = model(image, list(phrases), threshold=arguments.threshold)

@@ -65,4 +65,6 @@ else
     say "The pins of requirements.txt are for x86_64 Linux; here the ranges of pyproject.toml are resolved."
     install -e '.[test]'
 fi
+# Compiled once here: where PYTHONDONTWRITEBYTECODE is set, every process would compile them anew.
+"$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >/dev/null 2>&1 || true # test files with odd syntax
 printf '%s' "$here" >"$stamp"

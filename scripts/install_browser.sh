@@ -1,7 +1,7 @@
 #!/bin/sh
 # Chromium from the system's packages, where it is not there yet; the tests of the page drive it.
 set -eu
-for name in chromium chromium-browser google-chrome; do
+for name in chromium chromium-browser; do
     if command -v "$name" >/dev/null 2>&1; then exit 0; fi
 done
 command -v apt-get >/dev/null 2>&1 || {

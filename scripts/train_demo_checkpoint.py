@@ -5,8 +5,8 @@ One command does all of it: renders the pictures that are missing, trains in fou
     python scripts/train_demo_checkpoint.py --run /work/runs/demo --minutes 60
 
 A run that was stopped goes on where it was when the same command is given again: weights, optimizer,
-averages and schedule are saved every few minutes, and each step's pictures follow from the seed and the
-number of the step. The stages:
+averages and schedule are saved every few minutes, and once all pictures are loaded, each step's follow from
+the seed and the number of the step. The stages:
 
 1. ``trunk``: the image encoder alone learns what each patch belongs to (colour, shape, box, mask).
 2. ``align``: text and image features meet, on cached features of the frozen image encoder.
@@ -49,8 +49,8 @@ import demo_pictures as pictures  # noqa: E402
 import numpy as np  # noqa: E402
 import open_clip  # noqa: E402
 import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402, N812
-from evaluate_demo_checkpoint import Measured, Prediction, measure  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from evaluate_demo_checkpoint import Measured, Prediction, measure, size_name  # noqa: E402
 from numpy.typing import NDArray  # noqa: E402
 from scipy.optimize import linear_sum_assignment  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
@@ -141,7 +141,9 @@ def _multihead_forward(
     q, k, v = split(q), split(k), split(v)
     scores_bias: Tensor | None = None
     if attn_mask is not None:
-        scores_bias = attn_mask if attn_mask.dim() == 2 else attn_mask.view(-1, heads, *attn_mask.shape[1:])
+        scores_bias = (
+            attn_mask if attn_mask.dim() == 2 else attn_mask.view(-1, heads, *attn_mask.shape[1:])
+        )
     if key_padding_mask is not None:
         padding = torch.zeros(key_padding_mask.shape, dtype=q.dtype)
         padding = padding.masked_fill(key_padding_mask, -1e4)[:, None, None]
@@ -207,7 +209,12 @@ class Vocabulary:
         merges = Path(open_clip.__file__).parent / "bpe_simple_vocab_16e6.txt.gz"
         self._tokenizer = SimpleTokenizer(bpe_path=str(merges))
         singular = (*pictures.SHAPE_NAMES, *pictures.GENERIC_NAMES)
-        words = [*pictures.COLOUR_NAMES, *singular, *map(pictures.plural, singular), *pictures.ARTICLES]
+        words = [
+            *pictures.COLOUR_NAMES,
+            *singular,
+            *map(pictures.plural, singular),
+            *pictures.ARTICLES,
+        ]
         known = {token for word in words for token in self._tokenizer.encode(word)}
         known |= {self._tokenizer.sot_token_id, self._tokenizer.eot_token_id}
         self.compact = np.full(VOCABULARY_SIZE, self.UNKNOWN, np.int64)
@@ -572,7 +579,7 @@ def batches(make: Callable[[int], Batch], first: int, stop: threading.Event) -> 
         while not stop.is_set():
             try:
                 item: Batch | Exception = make(step)
-            except Exception as error:  # raised again where the batch is wanted
+            except Exception as error:  # noqa: BLE001  raised again where the batch is wanted
                 item = error
             step += 1
             while not stop.is_set():
@@ -652,15 +659,16 @@ def patch_losses(heads: TrainingHeads, trunk: Tensor, batch: Batch) -> tuple[Los
     centre_target = batch.owner_box[..., :2] + batch.owner_box[..., 2:] - 1
     there = there[..., 0]
     there_loss = F.binary_cross_entropy_with_logits(there, weight, reduction="none")
-    mask_loss = F.binary_cross_entropy_with_logits(mask, batch.owner_mask, reduction="none").mean(-1)
+    mask_loss = F.binary_cross_entropy_with_logits(mask, batch.owner_mask, reduction="none").mean(
+        -1
+    )
     losses = {
         "there": 3 * (there_loss * certain).mean(),
         "colour": over_objects(
             F.cross_entropy(colour.transpose(1, 2), batch.owner_colour, reduction="none")
         ),
-        "shape": 2 * over_objects(
-            F.cross_entropy(shape.transpose(1, 2), batch.owner_shape, reduction="none")
-        ),
+        "shape": 2
+        * over_objects(F.cross_entropy(shape.transpose(1, 2), batch.owner_shape, reduction="none")),
         "sides": 5 * over_objects((sides * OFFSET_SCALE - side_target).abs().sum(-1)),
         "centre": 2 * over_objects((centre - centre_target).abs().sum(-1)),
         "patch_mask": 2 * (mask_loss * touched).sum() / touched.sum().clamp(min=1),
@@ -691,7 +699,9 @@ def _found(logits: Tensor, named: Tensor, counts: Tensor) -> Losses:
     }
 
 
-def match_logits(heads: TrainingHeads, sequence: Tensor, text: Tensor, padding: Tensor, batch: Batch) -> Tensor:
+def match_logits(
+    heads: TrainingHeads, sequence: Tensor, text: Tensor, padding: Tensor, batch: Batch
+) -> Tensor:
     """(phrases, patches): the product of a patch's feature and the phrase's mean token."""
     valid = (~padding).float().t()[..., None]
     phrase = (text.float() * valid).sum(0) / valid.sum(0)
@@ -834,9 +844,7 @@ def _mask_losses(
     chosen = min(_MASK_PHRASES, int((counts > 0).sum()))
     if not chosen:
         return {}
-    phrases = torch.from_numpy(
-        np.sort(rng.choice(len(counts), chosen, replace=False, p=weights))
-    )
+    phrases = torch.from_numpy(np.sort(rng.choice(len(counts), chosen, replace=False, p=weights)))
     # Only the assigned queries need a mask, each phrase's in the first places of its row.
     place = torch.full((len(counts),), -1)
     place[phrases] = torch.arange(chosen)
@@ -873,7 +881,9 @@ def predict(
     threshold: float = 0.5,
 ) -> list[Prediction]:
     """What the model finds in a PIL image, for each phrase, by the training's own forward pass."""
-    features = encode_images(model, pictures.normalise(pictures.squash(image, DEMO.image_size))[None])
+    features = encode_images(
+        model, pictures.normalise(pictures.squash(image, DEMO.image_size))[None]
+    )
     text = encode_text(model, torch.from_numpy(np.stack([encode(p) for p in phrases])))
     everyone = torch.arange(len(phrases))
     first_picture = torch.zeros_like(everyone)
@@ -907,7 +917,12 @@ def measure_held_out(model: Sam3Modules, vocabulary: Vocabulary, count: int) -> 
             )
             yield picture.image, picture.masks, [(p.text, p.matches) for p in phrases]
 
-    return measure(cases(), lambda image, texts: predict(model, vocabulary.encode, image, texts))
+    def group(image: Any) -> str:
+        return size_name(image) if image.size in pictures.USUAL_SIZES else "other sizes"
+
+    return measure(
+        cases(), lambda image, texts: predict(model, vocabulary.encode, image, texts), group
+    )
 
 
 # --------------------------------------------------------------------------------------- training
@@ -991,7 +1006,10 @@ class Training:
         if name == "joint":
             first = {id(p) for p in trunk + patch}
             everything = [*model.parameters(), *heads.named.parameters()]
-            return [(trunk + patch, _TRUNK_RATE), ([p for p in everything if id(p) not in first], 1.0)]
+            return [
+                (trunk + patch, _TRUNK_RATE),
+                ([p for p in everything if id(p) not in first], 1.0),
+            ]
         text = model.backbone.language_backbone
         meet = [
             *model.backbone.vision_backbone.convs[2].parameters(),
@@ -1178,7 +1196,8 @@ def export(model: Sam3Modules, vocabulary: Vocabulary, path: Path) -> None:
     rows = torch.from_numpy(vocabulary.compact)
     weights[text + "token_embedding.weight"] = weights[text + "token_embedding.weight"][rows]
     # Positions that training never reached go on as the last one that it did.
-    weights[text + "positional_embedding"][CONTEXT:] = weights[text + "positional_embedding"][CONTEXT - 1]
+    positions = weights[text + "positional_embedding"]
+    positions[CONTEXT:] = positions[CONTEXT - 1]
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".tmp")
     torch.save(
@@ -1209,7 +1228,9 @@ def _start_rendering(run: Path, count: int, seed: int) -> subprocess.Popen[bytes
 
 def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--run", type=Path, default=Path("runs/demo"), help="work folder, resumable")
+    parser.add_argument(
+        "--run", type=Path, default=Path("runs/demo"), help="work folder, resumable"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "sam3_ray" / "demo" / "sam3_demo.pt")
     parser.add_argument("--minutes", type=float, default=60, help="of training, over all stages")
     parser.add_argument("--seed", type=int, default=1)
@@ -1224,7 +1245,9 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _write_metrics(path: Path, training: Training, command: str, figures: Mapping[str, Any]) -> None:
+def _write_metrics(
+    path: Path, training: Training, command: str, figures: Mapping[str, Any]
+) -> None:
     metrics = json.loads(path.read_text()) if path.exists() else {}
     metrics |= {
         "seed": training.seed,
@@ -1260,7 +1283,8 @@ def main() -> None:
     export(model, training.vocabulary, arguments.out)
     figures = measure_held_out(model, training.vocabulary, arguments.held_out).figures()
     training.log(exported=str(arguments.out), held_out=figures)
-    command = "python scripts/train_demo_checkpoint.py " + " ".join(sys.argv[1:])
+    given = [argument for argument in sys.argv[1:] if argument != "--export-now"]
+    command = "python scripts/train_demo_checkpoint.py " + " ".join(given)
     _write_metrics(arguments.out.with_name("metrics.json"), training, command, figures)
     print(json.dumps(figures, indent=2))
 

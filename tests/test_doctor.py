@@ -42,8 +42,14 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("sam3_ray.checkpoint.local_checkpoint", lambda *_, **__: None)
 
 
-def checks_on(root: Path, port: int = 0) -> dict[str, Check]:
-    return {check.name: check for check in examine(root=root, port=port)}
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def checks_on(root: Path, port: int | None = None) -> dict[str, Check]:
+    return {check.name: check for check in examine(root=root, port=port or int(free_port()))}
 
 
 def chip_machine(root: Path, *, iommu: str = "DMA-FQ", pids: list[int] | None = None) -> None:
@@ -54,7 +60,7 @@ def chip_machine(root: Path, *, iommu: str = "DMA-FQ", pids: list[int] | None = 
 
 def test_this_machine_can_serve(capsys: pytest.CaptureFixture[str]) -> None:
     """The test's own installation is complete, so nothing is missing."""
-    assert main(["doctor", "--json", "--port", "0"]) == 0
+    assert main(["doctor", "--json", "--port", free_port()]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["ok"] is True
     assert [check["name"] for check in document["checks"] if check["name"] in CHECKS] == CHECKS
@@ -64,7 +70,7 @@ def test_this_machine_can_serve(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--port", "0"]) == 0
+    assert main(["doctor", "--port", free_port()]) == 0
     shown = capsys.readouterr().out
     assert "Ready." in shown
     assert "the demo checkpoint is served" in shown
@@ -144,7 +150,7 @@ def test_something_missing_is_exit_code_1(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SAM3_BPE_PATH", str(tmp_path / "absent.gz"))
-    assert main(["doctor", "--port", "0"]) == 1
+    assert main(["doctor", "--port", free_port()]) == 1
     assert "Not ready" in capsys.readouterr().out
 
 

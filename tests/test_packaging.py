@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import hashlib
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,32 @@ def test_the_wheel_holds_all_that_runs_and_nothing_else(wheel: Path) -> None:
     assert "License-Expression: Apache-2.0" in metadata
     assert "Requires-Python: <3.13,>=3.12" in metadata
     assert "sam3-ray = sam3_ray.cli:main" in entry_points
+
+
+# --- the dependencies ---------------------------------------------------------------------------
+
+
+def imported_packages() -> set[str]:
+    """The distributions that the package's code imports, anywhere in it."""
+    found = set()
+    for path in (ROOT / "sam3_ray").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            if isinstance(node, ast.Import):
+                found.update(alias.name.split(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                found.add(str(node.module).split(".")[0])
+    providers = packages_distributions()
+    outside = found - set(sys.stdlib_module_names) - {"sam3_ray"}
+    return {canonicalize_name(providers[name][0]) for name in outside}
+
+
+def test_what_the_package_imports_is_declared() -> None:
+    extras = PROJECT["optional-dependencies"]
+    lines = [*PROJECT["dependencies"], *extras["blackhole"], *extras["supervision"]]
+    declared = {canonicalize_name(Requirement(line).name) for line in lines}
+    imported = imported_packages()
+    assert {"numpy", "ray", "torch", "ttnn"} <= imported
+    assert imported <= declared
 
 
 # --- the pins ----------------------------------------------------------------------------------

@@ -89,10 +89,11 @@ def run(arguments: argparse.Namespace) -> int:
     except LaunchError as error:
         where = f" (Ray's logs: {service.log_folder})" if service.log_folder else ""
         raise CommandError(f"{error}{where}") from error
-    except (KeyboardInterrupt, SystemExit):
-        # Ray turns SIGTERM into SystemExit while it starts.
+    except (KeyboardInterrupt, SystemExit) as stop:
         say("stopped before the service was ready")
-        return TERMINATED if stopper.signal == signal.SIGTERM else INTERRUPTED
+        # While Ray starts, its own handler of SIGTERM is in place, which raises SystemExit.
+        terminated = isinstance(stop, SystemExit) or stopper.signal == signal.SIGTERM
+        return TERMINATED if terminated else INTERRUPTED
     finally:
         stopper.loud()
         service.stop()

@@ -246,20 +246,20 @@ def check_port(host: str, port: int) -> None:
     Raises:
         PreflightError: it cannot; names the process that does, where that can be seen.
     """
+    if not 1 <= port <= 65535:
+        raise PreflightError(f"port {port} is not a port (1 to 65535)")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except (OSError, OverflowError) as error:
-        raise PreflightError(f"host {host!r}: {error}") from error
+    except OSError as error:
+        raise PreflightError(f"host {host!r}: {error.strerror}") from error
     with socket.socket(family, kind, protocol) as probe:
         # As a server: a closed connection's old address is no hindrance. Without SO_REUSEPORT, with which
         # Serve would silently share the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(address)
-        except OverflowError as error:
-            raise PreflightError(f"port {port} is not a port (1 to 65535)") from error
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise PreflightError(

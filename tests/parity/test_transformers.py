@@ -36,9 +36,11 @@ from tests.parity.transformers_weights import (
 )
 from tests.parity.upstream import SimpleTokenizer, random_state, save_checkpoint
 
-SCORE_TOLERANCE = 1e-5  # float32 in another order; 1e-6 seen
-BOX_TOLERANCE = 1e-5  # of the image's side; 1e-6 seen
-MASK_LOGIT_TOLERANCE = 1e-3  # of logits spread over several units; 2e-5 seen
+# The bar of the project is 1e-3 on scores. Float32 sums in another order give 1.3e-6, 4e-7 (of the image's
+# side) and 2.1e-5 (of logits spread over units), whether transformers runs "eager" or "sdpa".
+SCORE_TOLERANCE = 3e-5
+BOX_TOLERANCE = 1e-5
+MASK_LOGIT_TOLERANCE = 1e-3
 TOLERANCES = np.array([SCORE_TOLERANCE, BOX_TOLERANCE, MASK_LOGIT_TOLERANCE])
 
 CONFIG = Sam3Config(
@@ -119,7 +121,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("weights") / "sam3.pt"
     state = random_state(build_modules(CONFIG), seed=3)
     state[f"{TRUNK}.pos_embed"] *= 32  # as large as a patch's own embedding
-    state["dot_prod_scoring.hs_proj.weight"] *= 8  # scores from 0.01 to 0.7
+    state["dot_prod_scoring.hs_proj.weight"] *= 8  # scores from 0.003 to 0.68
     save_checkpoint(path, state, CONFIG)
     return path
 
@@ -168,8 +170,10 @@ def test_scores_boxes_and_masks_agree(
     print(f"largest differences (scores, boxes, mask logits): {largest}")
     assert (largest <= TOLERANCES).all(), largest
     # Weights that give every picture and phrase the same answer would agree, too.
+    assert np.ptp([answer.scores for answer in all_ours]) > 0.5
     for i, first in enumerate(all_ours):
-        assert np.ptp(first.scores) > 0.1
+        assert np.ptp(first.scores) > 100 * SCORE_TOLERANCE
+        assert np.ptp(first.boxes, axis=0).min() > 0.1
         for second in all_ours[i + 1 :]:
             assert (first.distance(second) > 100 * TOLERANCES).all()
 
@@ -188,10 +192,12 @@ def disturbed(model: Sam3Model, part: str) -> Iterator[None]:
         for name, value in kept.items():
             noise = torch.randn(value.shape, generator=generator)
             model.get_parameter(name).add_(0.1 * value.abs().mean() * noise)
-    yield
-    with torch.no_grad():
-        for name, value in kept.items():
-            model.get_parameter(name).copy_(value)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, value in kept.items():
+                model.get_parameter(name).copy_(value)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +275,9 @@ def test_token_ids_equal_clip_tokenizers() -> None:
         pad_token=end,
     )
     phrases = [*PHRASES, "A Dog's bowl, 12 cm!", "x" * 400, "車 🚗"]
-    encoded = theirs(phrases, padding="max_length", truncation=True, max_length=32, return_tensors="pt")
+    encoded = theirs(
+        phrases, padding="max_length", truncation=True, max_length=32, return_tensors="pt"
+    )
     # transformers pads with the end mark, upstream with 0.
     expected = encoded.input_ids.masked_fill(encoded.attention_mask.eq(0), PADDING_TOKEN)
     assert tokenize(phrases, 32).tolist() == expected.tolist()

@@ -1,4 +1,4 @@
-"""A SAM3 of ours as ``transformers``' ``Sam3Model``: its configuration, and its weights under the other names.
+"""A SAM3 of ours as ``transformers``' ``Sam3Model``: its configuration and its weights, under its names.
 
 Written from the module trees of the two implementations. Every tensor must find its place: a name that no
 rule knows is an error here, and the caller loads the result with ``strict=True``.
@@ -22,7 +22,7 @@ DECODER = "transformer.decoder"
 HEAD = "segmentation_head"
 
 VIT_NORM_EPSILON = 1e-5
-"""Upstream's (``vitdet.py``); the default of transformers is 1e-6, which moves scores by 1e-5 or so."""
+"""Upstream's (``vitdet.py``); the default of transformers is 1e-6, which moves scores by up to 1e-5 here."""
 
 POINT_PROMPTS = re.compile(r"geometry_encoder\.points_\w+_project\.(weight|bias)")
 """The only parameters of upstream's that transformers' image model lacks."""
@@ -119,8 +119,18 @@ ATTENTIONS: dict[str, str] = {
     f"{DECODER}.layers.#.cross_attn": "detr_decoder.layers.#.vision_cross_attn",
     f"{HEAD}.cross_attend_prompt": "mask_decoder.prompt_cross_attn",
 }
-PACKED_SUFFIXES = {"in_proj_weight": "weight", "in_proj_bias": "bias", "qkv.weight": "weight", "qkv.bias": "bias"}
-OUTPUT_SUFFIXES = {"out_proj.weight": "weight", "out_proj.bias": "bias", "proj.weight": "weight", "proj.bias": "bias"}
+PACKED_SUFFIXES = {
+    "in_proj_weight": "weight",
+    "in_proj_bias": "bias",
+    "qkv.weight": "weight",
+    "qkv.bias": "bias",
+}
+OUTPUT_SUFFIXES = {
+    "out_proj.weight": "weight",
+    "out_proj.bias": "bias",
+    "proj.weight": "weight",
+    "proj.bias": "bias",
+}
 
 
 def transformers_config(config: Sam3Config) -> TransformersConfig:
@@ -207,7 +217,10 @@ def _convert(name: str, value: Tensor) -> dict[str, Tensor]:
         place = _place(ATTENTIONS, name, suffix)
         if place is not None:
             parts = torch.chunk(value, 3)
-            return {f"{place}.{letter}_proj.{leaf}": part for letter, part in zip("qkv", parts, strict=True)}
+            return {
+                f"{place}.{letter}_proj.{leaf}": part
+                for letter, part in zip("qkv", parts, strict=True)
+            }
     for suffix, leaf in OUTPUT_SUFFIXES.items():
         place = _place(ATTENTIONS, name, suffix)
         if place is not None:

@@ -82,22 +82,20 @@ def assert_problem(response: httpx.Response, status: int, slug: str, detail: str
 class StubReplica:
     """A replica without a model. The phrase tells it what to do.
 
-    hold: wait for ``release``; die: end the process, unless another replica did so for this image;
-    fail: a failure that another replica may not have, unless one failed on it already.
+    hold: wait for ``release``. die PATH: end the process, unless PATH says that one has already. fail: a
+    failure that another replica may not have, unless one has failed on it already.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, config: Any, plan: Any) -> None:
         from ray import serve
 
         self.name = serve.get_replica_context().replica_tag
-        self.seen: list[str] = []
         self.cancelled = 0
         self.holding = 0
         self.gate = asyncio.Event()
 
     async def predict(self, job: PredictJob) -> Reply | Failure:
         text = job.prompts[0].text if job.prompts else ""
-        self.seen.append(job.digest)
         if text == "hold":
             self.holding += 1
             try:
@@ -107,11 +105,9 @@ class StubReplica:
                 raise
             finally:
                 self.holding -= 1
-        elif text.startswith("die"):
-            # The file is how the next replica knows that one has died already.
-            marker = text.removeprefix("die ")
+        elif text.startswith("die "):
             try:
-                os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+                os.close(os.open(text.removeprefix("die "), os.O_CREAT | os.O_EXCL))
             except FileExistsError:
                 pass
             else:
@@ -121,8 +117,12 @@ class StubReplica:
         return Reply(json.dumps({"replica": self.name, "avoided": sorted(job.avoid)}).encode())
 
     async def info(self) -> dict[str, Any]:
-        state = {"seen": self.seen, "holding": self.holding, "cancelled": self.cancelled}
+        state = {"holding": self.holding, "cancelled": self.cancelled}
         return {"replica": self.name, "place": self.name, "chip": None, "parked": None} | state
 
     async def release(self) -> None:
         self.gate.set()
+        self.gate = asyncio.Event()
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        pass

@@ -32,7 +32,9 @@ def test_the_ways_in_make_the_same_job(web):
     texts = {name: str(value) for name, value in options.items()}
     coded = ["red circle", json.dumps(prompts[1])]
     web.post(**form(prompts=coded, **texts))
-    web.post(content=IMAGE, headers={"content-type": "image/png"}, params={"prompts": coded, **texts})
+    web.post(
+        content=IMAGE, headers={"content-type": "image/png"}, params={"prompts": coded, **texts}
+    )
     jobs = [{**vars(job), "sent_at": 0} for job in web.service.jobs]
     assert jobs[0] == jobs[1] == jobs[2]
     job = web.job
@@ -48,7 +50,10 @@ def test_the_ways_in_make_the_same_job(web):
         {"json": {"image_digest": DIGEST, "prompts": ["car"]}},
         {"files": [("image_digest", (None, DIGEST)), ("prompts", (None, "car"))]},
         {"params": {"image_digest": DIGEST, "prompts": "car"}},
-        {"params": {"image_digest": DIGEST, "prompts": "car"}, "headers": {"content-type": "image/png"}},
+        {
+            "params": {"image_digest": DIGEST, "prompts": "car"},
+            "headers": {"content-type": "image/png"},
+        },
     ],
 )
 def test_a_digest_alone_in_every_way(web, request_):
@@ -69,7 +74,13 @@ def test_one_phrase_need_not_be_a_list(web):
 
 @pytest.mark.parametrize(
     ("accept", "expected"),
-    [("gzip, br", True), ("gzip;q=0", False), ("br", False), ("identity", False), ("GZIP ; q=0.5", True)],
+    [
+        ("gzip, br", True),
+        ("gzip;q=0", False),
+        ("br", False),
+        ("identity", False),
+        ("GZIP ; q=0.5", True),
+    ],
 )
 def test_gzip_only_where_it_is_taken(web, accept, expected):
     web.post(json={"image": BASE64}, headers={"accept-encoding": accept})
@@ -120,9 +131,17 @@ FIELD_FAULTS = {
         "prompts[0].boxes",
         "unknown field",
     ),
-    "prompt threshold": ({"prompts": [{"text": "a", "threshold": -1}]}, "prompts[0].threshold", "greater"),
+    "prompt threshold": (
+        {"prompts": [{"text": "a", "threshold": -1}]},
+        "prompts[0].threshold",
+        "greater",
+    ),
     "prompt without text": ({"prompts": [{}]}, "prompts[0].text", "required"),
-    "long prompt": ({"prompts": ["x" * (MAX_PHRASE_CHARACTERS + 1)]}, "prompts[0]", "501 characters"),
+    "long prompt": (
+        {"prompts": ["x" * (MAX_PHRASE_CHARACTERS + 1)]},
+        "prompts[0]",
+        "501 characters",
+    ),
     "digest": ({"image_digest": "../etc"}, "image_digest", "pattern"),
     "digest of another": ({"image_digest": "0" * 32}, "image_digest", "not the digest"),
 }
@@ -167,12 +186,22 @@ def test_nan_in_json_is_refused(web):
         ({"files": {"image": b"1", "prompts": b"2"}}, 422, "invalid-request", "plain field"),
         (form(threshold=["0.1", "0.2"]), 422, "invalid-request", "more than once"),
         (form(prompts="{no json"), 422, "invalid-request", r"prompts\[0\]"),
-        (form(prompts='{"text": "a", "threshold": 3}'), 422, "invalid-request", r"prompts\[0\].threshold"),
+        (
+            form(prompts='{"text": "a", "threshold": 3}'),
+            422,
+            "invalid-request",
+            r"prompts\[0\].threshold",
+        ),
         ({"files": {"image": b""}}, 400, "no-image", "empty"),
         ({"files": [("prompts", (None, "car"))]}, 400, "no-image", "no image"),
         ({"params": {"typo": "1"}}, 422, "invalid-request", "typo: unknown query parameter"),
         ({"params": {"prompts": "car"}}, 400, "no-image", "no image"),
-        ({"params": {"threshold": "0.1"}, "json": {"image": BASE64}}, 422, "invalid-request", "query"),
+        (
+            {"params": {"threshold": "0.1"}, "json": {"image": BASE64}},
+            422,
+            "invalid-request",
+            "query",
+        ),
         ({"params": {"threshold": "0.1"}, **form()}, 422, "invalid-request", "query"),
         ({"content": IMAGE}, 415, "unsupported-media-type", "no Content-Type"),
         ({"data": {"a": "b"}}, 415, "unsupported-media-type", "x-www-form-urlencoded"),
@@ -183,7 +212,10 @@ def test_nan_in_json_is_refused(web):
             "octet-stream",
         ),
         (
-            {"content": IMAGE, "headers": {"content-type": "image/png", "content-encoding": "gzip"}},
+            {
+                "content": IMAGE,
+                "headers": {"content-type": "image/png", "content-encoding": "gzip"},
+            },
             415,
             "unsupported-media-type",
             "gzip",

@@ -11,7 +11,8 @@ DIGESTS = [f"{i:032x}" for i in range(4000)]
 
 def replicas(count: int, generation: str = "a", **loads: int) -> list[Candidate]:
     return [
-        Candidate(f"{generation}{i}", f"host/chip{i}", loads.get(f"load{i}", 0)) for i in range(count)
+        Candidate(f"{generation}{i}", f"host/chip{i}", loads.get(f"load{i}", 0))
+        for i in range(count)
     ]
 
 

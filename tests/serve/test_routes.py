@@ -43,7 +43,10 @@ def test_the_deadline_cancels_the_work():
     web = Web(deadline_s=0.05)
     headers = {"x-request-timeout-seconds": "0", "x-request-disconnect-disabled": "?1"}
     assert_problem(
-        web.post(json=BODY | {"prompts": ["slow"]}, headers=headers), 504, "deadline-exceeded", "0.05 s"
+        web.post(json=BODY | {"prompts": ["slow"]}, headers=headers),
+        504,
+        "deadline-exceeded",
+        "0.05 s",
     )
     assert web.service.cancelled == 1
 
@@ -55,7 +58,9 @@ def test_the_deadline_counts_the_reading():
         yield b"x"
         await asyncio.Event().wait()
 
-    response = Web(deadline_s=0.05).post(content=never_ends(), headers={"content-type": "image/png"})
+    response = Web(deadline_s=0.05).post(
+        content=never_ends(), headers={"content-type": "image/png"}
+    )
     assert_problem(response, 504, "deadline-exceeded")
 
 
@@ -108,7 +113,9 @@ def test_the_docs_describe_every_way_and_every_problem(web):
 
 def test_the_openapi_document_is_whole(web):
     document = web.call("GET", "/openapi.json").json()
-    references = set(re.findall(r'"\$ref":\s*"#/components/schemas/(\w+)"', str(document).replace("'", '"')))
+    references = set(
+        re.findall(r'"\$ref":\s*"#/components/schemas/(\w+)"', str(document).replace("'", '"'))
+    )
     assert references
     assert references <= set(document["components"]["schemas"])
     predict = document["paths"]["/predict"]["post"]
@@ -118,7 +125,17 @@ def test_the_openapi_document_is_whole(web):
         "image/*",
     }
     assert {parameter["name"] for parameter in predict["parameters"]} == set(Options.model_fields)
-    assert set(predict["responses"]) == {"200", "400", "404", "413", "415", "422", "500", "503", "504"}
+    assert set(predict["responses"]) == {
+        "200",
+        "400",
+        "404",
+        "413",
+        "415",
+        "422",
+        "500",
+        "503",
+        "504",
+    }
     body = document["components"]["schemas"]["PredictBody"]
     assert set(body["properties"]) == set(PredictBody.model_fields)
     assert body["additionalProperties"] is False

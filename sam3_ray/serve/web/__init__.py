@@ -18,8 +18,6 @@ def static_folder() -> Path:
 def examples_folder() -> Path:
     """What ``/examples/`` serves: the pictures and ``examples.json``.
 
-    In a wheel they lie beside this file, in a working tree in the repository's ``examples/``. Where neither
-    is so, the folder does not exist; the page then offers no examples.
+    A folder in a wheel; in a checkout a link to the repository's ``examples/``.
     """
-    packaged = _WEB / "examples"
-    return packaged if packaged.is_dir() else _WEB.parents[2] / "examples"
+    return _WEB / "examples"

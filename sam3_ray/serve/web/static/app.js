@@ -56,6 +56,7 @@ async function choose(file, { name = file.name, suggestions = [] } = {}) {
   }
   picture?.bitmap?.close();
   picture = next;
+  phrases.dropSuggested();
   found = [];
   hovered = pinned = null;
   stage.setPicture(picture);
@@ -206,7 +207,7 @@ function renderSuggestions() {
     button.type = "button";
     button.setAttribute("aria-label", `Add ${text}`);
     button.addEventListener("click", () => {
-      phrases.add(text);
+      phrases.suggest(text);
       ($("suggestions").querySelector("button") ?? $("run")).focus();
     });
     const item = element("li");
@@ -265,16 +266,22 @@ async function greet(wait = 1) {
     const info = await fetchInfo();
     const demo = info.checkpoint === "demo";
     $("server").dataset.state = "ready";
-    $("server-text").textContent = `${demo ? "demo checkpoint" : info.checkpoint} · ${info.backend === "cpu" ? "CPU" : info.backend}`;
+    $("server-text").textContent = `${demo ? "demo checkpoint" : info.checkpoint} · ${machine(info)}`;
     $("notice").hidden = !demo;
     $("notice").textContent = "Demo checkpoint: knows coloured shapes only, such as “red circle” or “blue star”.";
-    if (info.max_prompts) phrases.setMost(info.max_prompts);
+    phrases.setMost(info.limits.max_prompts);
     $("phrase-help").textContent = `Noun phrases, ${phrases.most} at most; comma or Enter ends one.`;
   } catch (error) {
     $("server").dataset.state = "away";
     $("server-text").textContent = error instanceof Problem ? error.title : "The service cannot be reached";
     setTimeout(() => greet(Math.min(wait * 2, 15)), wait * 1000);
   }
+}
+
+function machine({ backend, chips }) {
+  if (backend === "cpu") return "CPU";
+  const parked = chips.filter((chip) => chip.parked !== null).length;
+  return `${chips.length} ${chips.length === 1 ? "chip" : "chips"}${parked ? `, ${parked} parked` : ""}`;
 }
 
 async function listExamples() {

@@ -6,7 +6,7 @@ import { colourOf } from "./palette.js";
 export class Phrases {
   constructor({ box, list, input, onChange }) {
     Object.assign(this, { list, input, onChange });
-    this.items = []; // {text, slot, colour}
+    this.items = []; // {text, slot, colour, suggested}
     this.most = 4;
     input.addEventListener("input", () => {
       if (/[,\n]/.test(input.value)) this.take(); // typed or pasted
@@ -52,21 +52,27 @@ export class Phrases {
     this.onChange();
   }
 
-  add(text) {
-    const fits = this.put(text);
+  /** Take over a phrase that the page suggested for this picture. */
+  suggest(text) {
+    this.put(text, true);
     this.render();
     this.onChange();
-    return fits;
+  }
+
+  /** Another picture: what was only suggested for the one before goes, what was typed stays. */
+  dropSuggested() {
+    this.items = this.items.filter((item) => !item.suggested);
+    this.render();
   }
 
   /** Put a phrase at the end; false where there is no room. One that is there already stays where it is. */
-  put(raw) {
+  put(raw, suggested = false) {
     const text = raw.trim().replace(/\s+/g, " ");
     if (this.items.some((item) => item.text.toLowerCase() === text.toLowerCase())) return true;
     if (this.items.length >= this.most) return false;
     let slot = 0;
     while (this.items.some((item) => item.slot === slot)) slot++;
-    this.items.push({ text, slot, colour: colourOf(slot) });
+    this.items.push({ text, slot, colour: colourOf(slot), suggested });
     return true;
   }
 

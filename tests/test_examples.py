@@ -1,0 +1,59 @@
+"""The pictures of ``examples/`` are what their script draws, and are listed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples"
+LISTING = json.loads((EXAMPLES / "examples.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "make_examples", ROOT / "scripts" / "make_examples.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_each_picture_is_listed_as_it_is() -> None:
+    files = {path.name for path in EXAMPLES.iterdir()} - {"examples.json"}
+    assert {entry["file"] for entry in LISTING} == files
+    for entry in LISTING:
+        with Image.open(EXAMPLES / entry["file"]) as picture:
+            assert picture.size == (entry["width"], entry["height"])
+        assert entry["alt"]
+        assert 3 <= len(entry["prompts"]) <= 4
+    kinds = [entry["kind"] for entry in LISTING]
+    assert kinds.count("shapes") >= 5
+    assert kinds.count("photo") >= 4
+    assert sum(path.stat().st_size for path in EXAMPLES.iterdir()) < 2 * 1024 * 1024
+
+
+@pytest.mark.parametrize("file", [e["file"] for e in LISTING if e["kind"] == "shapes"])
+def test_the_script_draws_the_shapes_again(script: ModuleType, file: str) -> None:
+    drawn, masks = script.draw_shapes(script.example(file).source)
+    with Image.open(EXAMPLES / file) as saved:
+        np.testing.assert_array_equal(np.asarray(drawn), np.asarray(saved))
+    assert masks.any((1, 2)).all()  # each shape can be seen
+
+
+def test_the_script_renders_a_photo_again(script: ModuleType) -> None:
+    drawn = script.picture_of(script.example("harbour"))
+    with Image.open(EXAMPLES / "harbour.jpg") as saved:
+        difference = np.abs(np.asarray(drawn, np.float32) - np.asarray(saved, np.float32))
+    assert difference.mean() < 4  # what JPEG leaves out of the grain
