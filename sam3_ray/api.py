@@ -147,8 +147,8 @@ class Sam3:
         model._info["load_seconds"] = round(time.perf_counter() - started, 3)
         return model
 
-    @overload
-    def __call__(
+    @overload  # a str is a sequence of str too: the first signature that fits is meant
+    def __call__(  # type: ignore[overload-overlap]
         self,
         image: ImageLike,
         prompts: str | Prompt,
@@ -380,9 +380,9 @@ def _check_argument(name: str, value: object, allowed: tuple[object, ...]) -> No
 def _choose_backend(backend: BackendName) -> Literal["cpu", "blackhole"]:
     if backend != "auto":
         return backend
-    from sam3_ray.chips import find_chips
+    from sam3_ray import chips
 
-    return "blackhole" if find_chips() else "cpu"
+    return "blackhole" if chips.look().visible() else "cpu"
 
 
 def _open_backend(name: str, checkpoint: Checkpoint, num_threads: int) -> Backend:

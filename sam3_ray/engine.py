@@ -131,7 +131,8 @@ class Engine:
 
     def holds(self, digest: str) -> bool:
         """Whether the features of the image with this file or pixel digest are cached."""
-        return self._pixel_keys.peek(digest) in self._images or digest in self._images
+        key = self._pixel_keys.peek(digest) or digest
+        return key in self._images
 
     def preload(self, source: ImageSource) -> None:
         """Decode and prepare an image unless its features are cached. Any thread.

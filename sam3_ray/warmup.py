@@ -96,7 +96,10 @@ def photo_like(height: int, width: int) -> Uint8Array:
     x = np.linspace(0.0, 1.0, width, dtype=np.float32)[None, :, None]
     first, second = generator.uniform(40, 215, (2, 3)).astype(np.float32)
     noise = generator.normal(0, 6, (height, width, 1)).astype(np.float32)
-    return np.clip(first * (1 - y * x) + second * y * x + noise, 0, 255).astype(np.uint8)
+    image: Uint8Array = np.clip(first * (1 - y * x) + second * y * x + noise, 0, 255).astype(
+        np.uint8
+    )
+    return image
 
 
 def _checked_count(value: Any) -> int:

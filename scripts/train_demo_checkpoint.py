@@ -2,7 +2,7 @@
 
 One command does all of it: renders the pictures that are missing, trains in four stages, exports.
 
-    python scripts/train_demo_checkpoint.py --run /work/runs/demo --minutes 60
+    python scripts/train_demo_checkpoint.py --run runs/demo --minutes 60
 
 A run that was stopped goes on where it was when the same command is given again: weights, optimizer,
 averages and schedule are saved every few minutes, and once all pictures are loaded, each step's follow from

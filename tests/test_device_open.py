@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from sam3_ray import device_open_kwargs
+from sam3_ray.chips import look
 
 
 def test_worker_dispatch_needs_no_ttnn() -> None:
@@ -23,6 +24,15 @@ def test_auto_without_a_trial_is_worker_and_says_so() -> None:
     assert kwargs == device_open_kwargs(0, "worker")
 
 
+def test_eth_dispatch_without_a_chip_says_so() -> None:
+    if look().visible():
+        assert device_open_kwargs(0, "eth")["num_command_queues"] == 1
+        return
+    with pytest.raises(RuntimeError, match="no chip"):
+        device_open_kwargs(0, "eth")
+
+
+@pytest.mark.device
 def test_eth_dispatch_uses_one_command_queue() -> None:
     import ttnn
 

@@ -11,7 +11,7 @@ from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
 from sam3_ray.serve.config import ServeConfig
-from sam3_ray.serve.ingress import Ingress
+from sam3_ray.serve.ingress import REPLICA_DEPLOYMENT, Ingress
 from sam3_ray.serve.plan import CHIP_RESOURCE, Cluster, Plan, resolve
 from sam3_ray.serve.replica import Sam3Replica
 
@@ -40,7 +40,7 @@ def deployments(config: ServeConfig, plan: Plan) -> Application:
     """The deployments of a plan."""
     resources = {CHIP_RESOURCE: plan.chips_per_replica} if plan.chips_per_replica else {}
     replicas = serve.deployment(
-        name="Sam3Replica",
+        name=REPLICA_DEPLOYMENT,
         num_replicas=plan.replicas,
         ray_actor_options={"num_cpus": plan.num_cpus, "resources": resources},
         max_ongoing_requests=config.max_ongoing_requests,

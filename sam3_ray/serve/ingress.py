@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI
+from ray import serve
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 from ray.serve.exceptions import (
     BackPressureError,
@@ -37,7 +38,9 @@ logger = logging.getLogger("sam3_ray")
 TRIES = 2
 """A request is idempotent: where a replica dies under it, another one gets it, once."""
 
-INFO_TIMEOUT_S = 5.0
+INFO_TIMEOUT_S = 2.0
+
+REPLICA_DEPLOYMENT = "Sam3Replica"
 
 _LOST = (ActorDiedError, ActorUnavailableError, ReplicaUnavailableError)
 
@@ -55,6 +58,7 @@ class Ingress:
         self._config = config
         self._plan = plan
         self._limits = limits_of(config)
+        self._last_infos: list[dict[str, Any]] = []
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The HTTP application; Serve asks for it once, in the replica."""
@@ -168,18 +172,35 @@ class Ingress:
         }
 
     async def ready(self) -> bool:
-        """Whether a replica that is not parked answers."""
-        return any(replica["parked"] is None for replica in await self._ask_replicas())
+        """Whether there is a replica that is not parked; one that is busy counts."""
+        replicas = await self._ask_replicas()
+        if replicas:
+            return any(replica["parked"] is None for replica in replicas)
+        return await asyncio.to_thread(_running_replicas, serve.get_replica_context().app_name) > 0
 
     async def _ask_replicas(self) -> list[dict[str, Any]]:
-        """``info`` of every replica that answers in time; in a fixed order."""
+        """``info`` of every replica, in a fixed order.
+
+        A replica with ``max_ongoing_requests`` requests answers this one, too, only when it has room. Then what
+        the replicas said last is given, marked as busy.
+        """
         try:
             answers = await self._replicas.broadcast("info").results_async(
                 timeout_s=INFO_TIMEOUT_S, return_exceptions=True
             )
-        except (TimeoutError, DeploymentUnavailableError):
+        except TimeoutError:
+            return [info | {"busy": True} for info in self._last_infos]
+        except DeploymentUnavailableError:
             return []
-        return sorted((a for a in answers if isinstance(a, dict)), key=lambda a: str(a["place"]))
+        infos = [answer | {"busy": False} for answer in answers if isinstance(answer, dict)]
+        self._last_infos = sorted(infos, key=lambda info: str(info["place"]))
+        return self._last_infos
+
+
+def _running_replicas(application: str) -> int:
+    """Replicas that pass Serve's health checks. Blocks."""
+    deployments = serve.status().applications[application].deployments
+    return int(deployments[REPLICA_DEPLOYMENT].replica_states.get("RUNNING", 0))
 
 
 def limits_of(config: ServeConfig) -> Limits:

@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import re
+import uuid
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -80,9 +82,10 @@ def assert_problem(response: httpx.Response, status: int, slug: str, detail: str
 
 
 class StubReplica:
-    """A replica without a model. The phrase tells it what to do.
+    """A replica without a model. The phrase tells it what to do; files tell the test what it does.
 
-    hold: wait for ``release``. die PATH: end the process, unless PATH says that one has already. fail: a
+    hold FOLDER: wait until FOLDER/release is there, with a file ``holding-*`` meanwhile; ``cancelled-*`` says
+    that the caller went away. die FILE: end the process, unless FILE says that one has already. fail: a
     failure that another replica may not have, unless one has failed on it already.
     """
 
@@ -90,39 +93,37 @@ class StubReplica:
         from ray import serve
 
         self.name = serve.get_replica_context().replica_tag
-        self.cancelled = 0
-        self.holding = 0
-        self.gate = asyncio.Event()
 
     async def predict(self, job: PredictJob) -> Reply | Failure:
-        text = job.prompts[0].text if job.prompts else ""
-        if text == "hold":
-            self.holding += 1
+        what, _, path = (job.prompts[0].text if job.prompts else "").partition(" ")
+        if what == "hold":
+            await self._hold(Path(path))
+        elif what == "die":
             try:
-                await self.gate.wait()
-            except asyncio.CancelledError:
-                self.cancelled += 1
-                raise
-            finally:
-                self.holding -= 1
-        elif text.startswith("die "):
-            try:
-                os.close(os.open(text.removeprefix("die "), os.O_CREAT | os.O_EXCL))
+                Path(path).touch(exist_ok=False)
             except FileExistsError:
                 pass
             else:
                 os._exit(1)
-        elif text == "fail" and not job.avoid:
-            return Failure(Problem(ProblemType.INTERNAL, "broken", retry_elsewhere=True), self.name)
+        elif what == "fail" and not job.avoid:
+            problem = Problem(ProblemType.INTERNAL, "broken", retry_elsewhere=True)
+            return Failure(problem, self.name)
         return Reply(json.dumps({"replica": self.name, "avoided": sorted(job.avoid)}).encode())
 
-    async def info(self) -> dict[str, Any]:
-        state = {"holding": self.holding, "cancelled": self.cancelled}
-        return {"replica": self.name, "place": self.name, "chip": None, "parked": None} | state
+    async def _hold(self, folder: Path) -> None:
+        name = uuid.uuid4().hex
+        (folder / f"holding-{name}").touch()
+        try:
+            while not (folder / "release").exists():
+                await asyncio.sleep(0.02)
+        except asyncio.CancelledError:
+            (folder / f"cancelled-{name}").touch()
+            raise
+        finally:
+            (folder / f"holding-{name}").unlink()
 
-    async def release(self) -> None:
-        self.gate.set()
-        self.gate = asyncio.Event()
+    async def info(self) -> dict[str, Any]:
+        return {"replica": self.name, "place": self.name, "chip": None, "parked": None}
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         pass

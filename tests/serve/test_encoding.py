@@ -59,7 +59,7 @@ DECODERS = {
 @pytest.mark.parametrize("mask_format", ["png", "rle", "polygon", "none"])
 def test_the_fields_are_the_documented_ones(answer, mask_format):
     body = encode(answer, mask_format)
-    parsed = PredictAnswer.model_validate(body)
+    PredictAnswer.model_validate(body)
     assert set(body) == set(PredictAnswer.model_fields)
     (result,) = body["results"]
     assert result["prompt"] == "red circle"

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -11,6 +12,7 @@ from tests.serve.fakes import StubReplica, assert_problem
 
 DEADLINE_S = 10.0
 REPLICAS = 2
+PLACES = 2
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,7 @@ def stub(ray_url: str) -> Iterator[httpx.Client]:
         replicas=REPLICAS,
         cpus_per_replica=0.01,
         max_batch_size=1,
-        max_ongoing_requests=2,
+        max_ongoing_requests=PLACES,
         max_queued_requests=1,
         retry_after_s=2.2,
         deadline_s=DEADLINE_S,
@@ -46,8 +48,28 @@ def body(prompt: str, number: int = 0) -> dict:
     return {"json": {"image_digest": f"{number:032x}", "prompts": [prompt]}}
 
 
-def total(stub: httpx.Client, key: str) -> int:
-    return sum(replica[key] for replica in stub.get("/info").json()["replicas"])
+class Hold:
+    """Requests that a replica holds until ``release``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def body(self, number: int = 0) -> dict:
+        return body(f"hold {self.folder}", number)
+
+    def count(self, what: str) -> int:
+        return len(list(self.folder.glob(f"{what}-*")))
+
+    def release(self) -> None:
+        (self.folder / "release").touch()
+
+
+@pytest.fixture
+def hold(tmp_path: Path) -> Iterator[Hold]:
+    hold = Hold(tmp_path)
+    yield hold
+    hold.release()
+    wait_until(lambda: hold.count("holding") == 0)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
@@ -57,11 +79,13 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
-def release_all() -> None:
-    from ray import serve
-
-    handle = serve.get_deployment_handle("Sam3Replica", "stub")
-    handle.broadcast("release").results(timeout_s=30)
+async def fill(client: httpx.AsyncClient, hold: Hold) -> list[asyncio.Task]:
+    """Requests that take every place that the replicas have."""
+    tasks: list[asyncio.Task] = []
+    for i in range(REPLICAS * PLACES):
+        tasks.append(asyncio.create_task(client.post("/predict", **hold.body(i))))
+        await asyncio.to_thread(wait_until, lambda n=i: hold.count("holding") == n + 1)
+    return tasks
 
 
 def test_a_failed_request_is_answered_by_another_replica(stub):
@@ -70,75 +94,91 @@ def test_a_failed_request_is_answered_by_another_replica(stub):
     assert answer["replica"] not in answer["avoided"]
 
 
-def test_over_capacity_is_503_with_retry_after_and_the_others_are_answered(stub):
+def test_over_capacity_is_503_with_retry_after_and_the_others_are_answered(stub, hold):
     async def burst() -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=stub.base_url, timeout=60) as client:
-            tasks = [
-                asyncio.create_task(client.post("/predict", **body("hold", i))) for i in range(12)
+            held = await fill(client, hold)
+            more = [
+                asyncio.create_task(client.post("/predict", **body("quick", i))) for i in range(8)
             ]
-            # Four are held and one waits: the others are turned away while those are still there.
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=30)
+            # One of them waits; the others are turned away while the replicas are still full.
+            done, _ = await asyncio.wait(more, return_when=asyncio.FIRST_COMPLETED, timeout=30)
             assert {task.result().status_code for task in done} == {503}
-            while not all(task.done() for task in tasks):
-                await asyncio.to_thread(release_all)
-                await asyncio.wait(tasks, timeout=0.2)
-            return [task.result() for task in tasks]
+            hold.release()
+            return await asyncio.gather(*held, *more)
 
     responses = asyncio.run(burst())
-    refused = [response for response in responses if response.status_code == 503]
-    assert 1 <= len(refused) < 12
+    assert {response.status_code for response in responses[: REPLICAS * PLACES]} == {200}
+    refused = [response for response in responses if response.status_code != 200]
+    assert refused
     for response in refused:
         assert_problem(response, 503, "over-capacity")
         assert response.headers["retry-after"] == "3"
-    assert {r.status_code for r in responses if r not in refused} == {200}
 
 
-def test_no_header_of_a_client_switches_the_deadline_off(stub):
-    before = total(stub, "cancelled")
+def test_a_busy_service_is_still_healthy_and_says_that_it_is_busy(stub, hold):
+    names = [replica["replica"] for replica in stub.get("/info").json()["replicas"]]
+
+    async def run() -> None:
+        async with httpx.AsyncClient(base_url=stub.base_url, timeout=60) as client:
+            held = await fill(client, hold)
+            assert (await client.get("/health")).json() == {"status": "ok"}
+            replicas = (await client.get("/info")).json()["replicas"]
+            assert [(r["replica"], r["busy"]) for r in replicas] == [(name, True) for name in names]
+            hold.release()
+            await asyncio.gather(*held)
+
+    asyncio.run(run())
+
+
+def test_no_header_of_a_client_switches_the_deadline_off(stub, hold):
     headers = {"x-request-timeout-seconds": "0", "x-request-disconnect-disabled": "?1"}
     started = time.monotonic()
-    response = stub.post("/predict", headers=headers, **body("hold"))
+    response = stub.post("/predict", headers=headers, **hold.body())
     assert_problem(response, 504, "deadline-exceeded", "within 10 s")
     assert time.monotonic() - started >= DEADLINE_S
     # Nobody waits for it any more: the replica does not go on.
-    wait_until(lambda: total(stub, "cancelled") == before + 1 and total(stub, "holding") == 0)
+    wait_until(lambda: hold.count("cancelled") == 1)
 
 
-def test_a_client_that_hangs_up_cancels_its_request(stub):
-    before = total(stub, "cancelled")
-
+def test_a_client_that_hangs_up_cancels_its_request(stub, hold):
     async def hang_up() -> None:
         async with httpx.AsyncClient(base_url=stub.base_url, timeout=60) as client:
-            task = asyncio.create_task(client.post("/predict", **body("hold")))
-            await asyncio.to_thread(wait_until, lambda: total(stub, "holding") == 1)
+            task = asyncio.create_task(client.post("/predict", **hold.body()))
+            await asyncio.to_thread(wait_until, lambda: hold.count("holding") == 1)
             task.cancel()
 
     started = time.monotonic()
     asyncio.run(hang_up())
-    wait_until(lambda: total(stub, "cancelled") == before + 1 and total(stub, "holding") == 0)
+    wait_until(lambda: hold.count("cancelled") == 1)
     assert time.monotonic() - started < DEADLINE_S, "the deadline did it, not the disconnect"
 
 
-def test_clients_that_hang_up_while_they_wait_give_their_place_up(stub):
+def test_a_client_that_hangs_up_while_it_waits_gives_its_place_up(stub, hold):
     """The router forgets a request whose client has gone before a replica took it."""
 
     async def run() -> None:
         async with httpx.AsyncClient(base_url=stub.base_url, timeout=60) as client:
-            held: list[asyncio.Task] = []
-            for i in range(4):
-                held.append(asyncio.create_task(client.post("/predict", **body("hold", i))))
-                await asyncio.to_thread(wait_until, lambda n=i: total(stub, "holding") == n + 1)
-            for _ in range(3):  # each takes the one waiting place, and gives it back
-                waiting = asyncio.create_task(client.post("/predict", **body("quick")))
-                done, _ = await asyncio.wait([waiting], timeout=0.5)
-                assert not done, waiting.result().text
-                waiting.cancel()
-                await asyncio.wait([waiting])
-                await asyncio.sleep(0.2)
-            last = asyncio.create_task(client.post("/predict", **body("quick")))
-            await asyncio.to_thread(release_all)
-            assert (await last).status_code == 200
-            assert {(await task).status_code for task in held} == {200}
+            held = await fill(client, hold)
+
+            async def waits() -> asyncio.Task:
+                """A request in the one waiting place, as soon as that is free."""
+                while True:
+                    task = asyncio.create_task(client.post("/predict", **body("quick")))
+                    done, _ = await asyncio.wait([task], timeout=0.5)
+                    if not done:
+                        return task
+                    assert task.result().status_code == 503
+
+            async with asyncio.timeout(DEADLINE_S - 2):
+                for _ in range(3):
+                    task = await waits()
+                    task.cancel()
+                    await asyncio.wait([task])
+                last = await waits()
+            hold.release()
+            responses = await asyncio.gather(last, *held)
+            assert {response.status_code for response in responses} == {200}
 
     asyncio.run(run())
 
@@ -147,6 +187,7 @@ def test_a_replica_that_dies_under_a_request_costs_no_answer(stub, tmp_path):
     names = {replica["replica"] for replica in stub.get("/info").json()["replicas"]}
     response = stub.post("/predict", **body(f"die {tmp_path / 'died'}", 7))
     assert response.status_code == 200, response.text
+    assert (tmp_path / "died").exists()
     assert response.json()["replica"] in names
 
     def restarted() -> bool:

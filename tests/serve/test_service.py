@@ -18,7 +18,6 @@ from sam3_ray.images import file_digest
 from sam3_ray.masks import png_to_mask, polygon_to_mask
 from sam3_ray.serve.errors import ProblemError
 from sam3_ray.serve.schemas import PredictAnswer
-from tests.serve.conftest import Picture
 from tests.serve.fakes import assert_problem
 
 RAW = {"content-type": "image/png"}
@@ -142,7 +141,13 @@ def test_thresholds_and_max_instances(service, pictures):
 
 
 def test_gzip(service, pictures):
-    body = {"image": base64.b64encode(pictures[0].data).decode(), "prompts": [pictures[0].phrase]}
+    prompts = [phrase for phrase, named in pictures[0].scene.phrases if named][:4]
+    body = {
+        "image": base64.b64encode(pictures[0].data).decode(),
+        "prompts": prompts,
+        "mask_format": "polygon",
+        "threshold": 0.1,
+    }
     packed = service.post("/predict", json=body, headers={"accept-encoding": "gzip"})
     plain = service.post("/predict", json=body, headers={"accept-encoding": "identity"})
     assert packed.headers["content-encoding"] == "gzip"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from typing import Any
 
@@ -26,6 +27,7 @@ def device_open_kwargs(device_id: int = 0, dispatch: str = "auto") -> dict[str, 
     Raises:
         TypeError, ValueError: ``device_id`` is no index, or ``dispatch`` is unknown.
         ImportError: ``eth`` without ttnn installed.
+        RuntimeError: ``eth`` where ttnn sees no chip.
     """
     if isinstance(device_id, bool) or not isinstance(device_id, int):
         raise TypeError(f"device_id must be an int, got {device_id!r}")
@@ -52,6 +54,12 @@ def device_open_kwargs(device_id: int = 0, dispatch: str = "auto") -> dict[str, 
             raise ImportError(
                 "dispatch='eth' needs ttnn, which is not installed: pip install 'sam3-ray[blackhole]'"
             ) from error
-        kwargs["dispatch_core_config"] = ttnn.DispatchCoreConfig(ttnn.DispatchCoreType.ETH)
+        try:
+            kwargs["dispatch_core_config"] = ttnn.DispatchCoreConfig(ttnn.DispatchCoreType.ETH)
+        except RuntimeError as error:  # ttnn looks at the cluster for it
+            raise RuntimeError(
+                "dispatch='eth': ttnn sees no chip on this machine; `sam3-ray doctor` tells what is here "
+                f"(TT_VISIBLE_DEVICES={os.environ.get('TT_VISIBLE_DEVICES', '')!r})"
+            ) from error
         kwargs["num_command_queues"] = 1
     return kwargs

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as transforms
 
-from sam3_ray.backends.base import Capacity, Float32Array, Grounding, Uint8Array
+from sam3_ray.backends.base import Capacity, Float32Array, Grounding, ImageFeatures, Uint8Array
 from sam3_ray.backends.cpu.model import Sam3Modules, build_empty_modules, inverse_sigmoid
 from sam3_ray.checkpoint import check_weights, load_checkpoint
 from sam3_ray.config import Sam3Config
@@ -90,7 +90,8 @@ class CpuBackend:
         square = resize_to_square(pixels, self.config.image_size)
         image = torch.from_numpy(square).permute(2, 0, 1)
         image = transforms.to_dtype(image, torch.float32, scale=True)
-        return transforms.normalize(image, [0.5] * 3, [0.5] * 3)[None]
+        image = transforms.normalize(image, [0.5] * 3, [0.5] * 3)
+        return cast(Tensor, image[None])
 
     @torch.inference_mode()
     def encode_image(self, prepared: Tensor) -> CpuImageFeatures:
@@ -116,8 +117,9 @@ class CpuBackend:
         ]
 
     @torch.inference_mode()
-    def ground(self, image: CpuImageFeatures, text: Sequence[CpuTextFeatures]) -> Grounding:
+    def ground(self, image: ImageFeatures, text: Sequence[CpuTextFeatures]) -> Grounding:
         """Fusion encoder, decoder and scoring for k phrases of one image."""
+        assert isinstance(image, CpuImageFeatures)
         count = len(text)
         transformer = self._modules.transformer
         prompt = torch.cat(
