@@ -23,6 +23,7 @@ from ray.serve.exceptions import (
     ReplicaUnavailableError,
 )
 from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import ReplicaState
 
 import sam3_ray
 from sam3_ray.serve.bodies import Limits, make_job
@@ -181,8 +182,8 @@ class Ingress:
     async def _ask_replicas(self) -> list[dict[str, Any]]:
         """``info`` of every replica, in a fixed order.
 
-        A replica with ``max_ongoing_requests`` requests answers this one, too, only when it has room. Then what
-        the replicas said last is given, marked as busy.
+        A replica that has ``max_ongoing_requests`` requests answers this one, too, only when it has room: then
+        what it said last is given, marked as busy.
         """
         try:
             answers = await self._replicas.broadcast("info").results_async(
@@ -200,7 +201,7 @@ class Ingress:
 def _running_replicas(application: str) -> int:
     """Replicas that pass Serve's health checks. Blocks."""
     deployments = serve.status().applications[application].deployments
-    return int(deployments[REPLICA_DEPLOYMENT].replica_states.get("RUNNING", 0))
+    return int(deployments[REPLICA_DEPLOYMENT].replica_states.get(ReplicaState.RUNNING, 0))
 
 
 def limits_of(config: ServeConfig) -> Limits:
