@@ -182,7 +182,7 @@ class Ingress:
     async def _ask_replicas(self) -> list[dict[str, Any]]:
         """``info`` of every replica, in a fixed order.
 
-        A replica that has ``max_ongoing_requests`` requests answers this one, too, only when it has room: then
+        A replica with ``max_ongoing_requests`` requests answers this one, too, only when it has room: then
         what it said last is given, marked as busy.
         """
         try:
