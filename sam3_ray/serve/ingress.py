@@ -17,13 +17,13 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import ActorDiedError, ActorUnavailableError
+from ray.serve._private.common import ReplicaState
 from ray.serve.exceptions import (
     BackPressureError,
     DeploymentUnavailableError,
     ReplicaUnavailableError,
 )
 from ray.serve.handle import DeploymentHandle
-from ray.serve.schema import ReplicaState
 
 import sam3_ray
 from sam3_ray.serve.bodies import Limits, make_job
@@ -182,8 +182,8 @@ class Ingress:
     async def _ask_replicas(self) -> list[dict[str, Any]]:
         """``info`` of every replica, in a fixed order.
 
-        A replica with ``max_ongoing_requests`` requests answers this one, too, only when it has room: then
-        what it said last is given, marked as busy.
+        A replica with ``max_ongoing_requests`` requests answers this one, too, only when it has room:
+        then what it said last is given, marked as busy.
         """
         try:
             answers = await self._replicas.broadcast("info").results_async(

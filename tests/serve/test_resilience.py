@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from sam3_ray.serve.ingress import _running_replicas
 from tests.serve.fakes import StubReplica, assert_problem
 
 DEADLINE_S = 10.0
@@ -123,6 +124,8 @@ def test_a_busy_service_is_still_healthy_and_says_that_it_is_busy(stub, hold):
         async with httpx.AsyncClient(base_url=stub.base_url, timeout=60) as client:
             held = await fill(client, hold)
             assert (await client.get("/health")).json() == {"status": "ok"}
+            # What /health asks where no replica has ever answered.
+            assert _running_replicas("stub") == REPLICAS
             replicas = (await client.get("/info")).json()["replicas"]
             assert [(r["replica"], r["busy"]) for r in replicas] == [(name, True) for name in names]
             hold.release()
