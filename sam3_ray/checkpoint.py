@@ -170,7 +170,7 @@ def load_checkpoint(path: Path) -> tuple[Sam3Config, dict[str, Tensor]]:
         raise CheckpointError(
             f"{path} holds a {type(content).__name__}, not a checkpoint's dict of tensors"
         )
-    config = _config_of(content, path)
+    config = config_of(content, path)
     tensors = content["model"] if isinstance(content.get("model"), Mapping) else content
     weights = {
         key.removeprefix(DETECTOR_PREFIX): value
@@ -223,7 +223,12 @@ def _first(names: list[str], count: int = 8) -> str:
     return str(names[:count]) + (" ..." if len(names) > count else "")
 
 
-def _config_of(content: Mapping[str, Any], path: Path) -> Sam3Config:
+def config_of(content: Mapping[str, Any], path: Path) -> Sam3Config:
+    """The dimensions that a checkpoint's top-level dict carries; without any, the full model's.
+
+    Raises:
+        CheckpointError: they cannot be read, or do not fit each other.
+    """
     values = content.get(CONFIG_KEY)
     if values is None:
         return FULL

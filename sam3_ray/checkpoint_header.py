@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sam3_ray.checkpoint import CONFIG_KEY, DETECTOR_PREFIX
-from sam3_ray.config import FULL, Sam3Config
+from sam3_ray.checkpoint import DETECTOR_PREFIX, config_of
+from sam3_ray.config import Sam3Config
 from sam3_ray.errors import CheckpointError
 
 
@@ -68,19 +68,7 @@ def read_header(path: Path) -> CheckpointHeader:
             f"{path} holds no tensor whose name starts with '{DETECTOR_PREFIX}': it is no SAM3 checkpoint "
             f"(first names: {[str(key) for key in list(tensors)[:3]]})"
         )
-    return CheckpointHeader(_config(content, path), len(ours), path.stat().st_size)
-
-
-def _config(content: Mapping[str, Any], path: Path) -> Sam3Config:
-    values = content.get(CONFIG_KEY)
-    if values is None:
-        return FULL
-    if not isinstance(values, Mapping):
-        raise CheckpointError(f"{path}: {CONFIG_KEY} is a {type(values).__name__}, not a dict")
-    try:
-        return Sam3Config.from_dict(values)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: {error}") from error
+    return CheckpointHeader(config_of(content, path), len(ours), path.stat().st_size)
 
 
 class _Anything:
