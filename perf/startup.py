@@ -63,6 +63,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         bare = Path(folder) / "bare.py"
         bare.write_text(BARE)
+        # Started in a shell's background, SIGINT is ignored, and children would inherit that.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         runs: dict[str, list[dict[str, float]]] = {"bare": [], "sam3-ray": []}
         for repeat in range(arguments.repeats):
             for name in runs:

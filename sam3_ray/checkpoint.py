@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sam3_ray.config import FULL, Sam3Config
 from sam3_ray.errors import CheckpointError, WeightsAccessError, WeightsNotFoundError
+from sam3_ray.hub import hub_problem
 from sam3_ray.settings import (
     CHECKPOINT_FILE,
     DEMO_REPO_ID,
@@ -116,9 +117,16 @@ def find_checkpoint(
     revision = revision or settings().weights_revision or PINNED_REVISION
     page = f"https://huggingface.co/{repo_id}"
     other_ways = (
-        "Or give a copy: checkpoint_path=..., or SAM3_WEIGHTS_DIR=<folder with sam3.pt>. "
-        'To try the program without the weights: repo_id="demo".'
+        "A copy on disk does too: SAM3_WEIGHTS_DIR=<folder with sam3.pt>, or checkpoint_path=... in Python. "
+        'To try the program without the weights: repo_id="demo" (or --checkpoint demo).'
     )
+    # hf_hub_download itself retries for half a minute, on the console, where there is no network.
+    problem = hub_problem()
+    if problem is not None:
+        raise WeightsNotFoundError(
+            f"{repo_id}'s {CHECKPOINT_FILE} (revision {revision[:8]}) is not on this disk, and {problem}. "
+            f"{other_ways}"
+        )
     try:
         path = hf_hub_download(repo_id, CHECKPOINT_FILE, revision=revision)
     except (GatedRepoError, RepositoryNotFoundError) as error:

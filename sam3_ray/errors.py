@@ -29,3 +29,7 @@ class WeightsNotFoundError(FileNotFoundError):
 
 class WeightsAccessError(PermissionError):
     """The Hub refused the gated weights; the message says what to do."""
+
+
+class ChipUnavailableError(RuntimeError):
+    """A chip that does not open: none is there, another process has it, or its driver is not ready."""

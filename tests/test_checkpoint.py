@@ -87,6 +87,7 @@ def _http_error(kind: type, status: int) -> Exception:
 def test_a_gated_repository_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
+    monkeypatch.setattr("sam3_ray.checkpoint.hub_problem", lambda: None)
     for kind, status in ((GatedRepoError, 403), (RepositoryNotFoundError, 401)):
         monkeypatch.setattr("huggingface_hub.hf_hub_download", _refuse(_http_error(kind, status)))
         with pytest.raises(WeightsAccessError, match=r"request access.*hf auth login"):
@@ -94,8 +95,16 @@ def test_a_gated_repository_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_unreachable_hub_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sam3_ray.checkpoint.hub_problem", lambda: "it does not answer")
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", _refuse(AssertionError("tried anyway")))
+    with pytest.raises(WeightsNotFoundError, match=r"it does not answer.*SAM3_WEIGHTS_DIR"):
+        find_checkpoint()
+
+
+def test_a_hub_lost_while_downloading_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
+    monkeypatch.setattr("sam3_ray.checkpoint.hub_problem", lambda: None)
     monkeypatch.setattr(
         "huggingface_hub.hf_hub_download", _refuse(LocalEntryNotFoundError("offline"))
     )

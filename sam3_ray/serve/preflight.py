@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import difflib
 import errno
-import os
 import socket
 import warnings
 from collections.abc import Iterator, Mapping
@@ -20,13 +19,11 @@ import yaml  # type: ignore[import-untyped]
 from pydantic import BaseModel, ValidationError
 
 from sam3_ray import chips
-from sam3_ray.checkpoint import local_checkpoint
 from sam3_ray.checkpoint_header import read_header
 from sam3_ray.errors import CheckpointError, WeightsAccessError, WeightsNotFoundError
-from sam3_ray.hub import hub_problem
 from sam3_ray.serve.config import ServeConfig, ServeConfigError, load_config
 from sam3_ray.serve.plan import Cluster, Plan, resolve
-from sam3_ray.settings import DEMO_REPO_ID, REPO_ID
+from sam3_ray.settings import DEMO_REPO_ID
 
 CONFIG_FILE = "serve_config.yaml"
 BUILDER = "sam3_ray.serve.app:build_app"
@@ -320,19 +317,6 @@ def decide(config: ServeConfig, chip_count: int) -> tuple[Plan, str | None]:
         PreflightError: weights are missing or broken, or the configuration does not fit the machine.
     """
     why_demo = None
-    on_cpu = config.backend == "cpu" or (config.backend == "auto" and not chip_count)
-    if config.checkpoint in ("auto", REPO_ID) and not os.environ.get("SAM3_WEIGHTS_DIR"):
-        local = local_checkpoint(REPO_ID, revision=config.revision)
-        problem = hub_problem() if local is None else None
-        if problem is not None:
-            missing = f"the weights of {REPO_ID} are not on this disk, and {problem}"
-            if config.checkpoint != "auto" or not on_cpu:
-                raise PreflightError(
-                    f"{missing}. Put sam3.pt in a folder and set SAM3_WEIGHTS_DIR to it, or try the "
-                    "program without them: --checkpoint demo"
-                )
-            why_demo = missing
-            config = config.model_copy(update={"checkpoint": DEMO_REPO_ID})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)
         try:

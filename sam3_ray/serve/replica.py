@@ -14,6 +14,7 @@ from ray import serve
 
 from sam3_ray.api import Sam3
 from sam3_ray.engine import Answer
+from sam3_ray.errors import ChipUnavailableError
 from sam3_ray.images import ImageSource
 from sam3_ray.prompt import Request
 from sam3_ray.serve.batching import DeviceQueue
@@ -195,10 +196,6 @@ class Sam3Replica:
             self._queue.close()
             self._host.shutdown(wait=False, cancel_futures=True)
             model.close()
-
-
-class ChipUnavailableError(RuntimeError):
-    """A chip that does not open; raised by the Blackhole backend."""
 
 
 def _visible_chip() -> int | None:

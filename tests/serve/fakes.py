@@ -4,7 +4,9 @@ import asyncio
 import json
 import os
 import re
+import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,15 @@ from sam3_ray.serve.bodies import Limits
 from sam3_ray.serve.errors import Problem, ProblemError, ProblemType
 from sam3_ray.serve.routes import http_app
 from sam3_ray.serve.schemas import Failure, PredictJob, Reply
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    """Ask again and again until it holds; fail where it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
 
 LIMITS = Limits(max_upload_bytes=100_000, max_prompts=4)
 

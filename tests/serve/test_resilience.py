@@ -2,14 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
 from sam3_ray.serve.ingress import _running_replicas
-from tests.serve.fakes import StubReplica, assert_problem
+from tests.serve.fakes import StubReplica, assert_problem, wait_until
 
 DEADLINE_S = 10.0
 REPLICAS = 2
@@ -71,13 +71,6 @@ def hold(tmp_path: Path) -> Iterator[Hold]:
     yield hold
     hold.release()
     wait_until(lambda: hold.count("holding") == 0)
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.05)
 
 
 async def fill(client: httpx.AsyncClient, hold: Hold) -> list[asyncio.Task]:

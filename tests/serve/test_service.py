@@ -3,8 +3,6 @@
 import asyncio
 import base64
 import io
-import json
-import time
 from collections.abc import Iterator
 
 import httpx
@@ -18,7 +16,7 @@ from sam3_ray.images import file_digest
 from sam3_ray.masks import png_to_mask, polygon_to_mask
 from sam3_ray.serve.errors import ProblemError
 from sam3_ray.serve.schemas import PredictAnswer
-from tests.serve.fakes import assert_problem
+from tests.serve.fakes import assert_problem, wait_until
 
 RAW = {"content-type": "image/png"}
 
@@ -309,14 +307,20 @@ def test_our_series_are_there_from_the_start(service):
 
     port = ray.nodes()[0]["MetricsExportPort"]
     wanted = [f'outcome="{outcome}"' for outcome in ("ok", "client_error", "failed", "cancelled")]
-    deadline = time.monotonic() + 60
-    while True:
+    text = ""
+
+    def all_there() -> bool:
+        """The ingress and the replicas report at times of their own."""
+        nonlocal text
         text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text
-        lines = [line for line in text.splitlines() if line.startswith("ray_sam3_requests")]
-        if all(any(word in line for line in lines) for word in wanted):
-            break
-        assert time.monotonic() < deadline, json.dumps(lines)
-        time.sleep(1)
-    failed = [line for line in lines if 'outcome="failed"' in line]
+        requests = " ".join(lines("ray_sam3_requests"))
+        return all(word in requests for word in wanted) and bool(
+            lines("ray_sam3_image_cache_bytes")
+        )
+
+    def lines(name: str) -> list[str]:
+        return [line for line in text.splitlines() if line.startswith(name)]
+
+    wait_until(all_there)
+    failed = [line for line in lines("ray_sam3_requests") if 'outcome="failed"' in line]
     assert {float(line.rsplit(" ", 1)[1]) for line in failed} == {0.0}
-    assert "ray_sam3_image_cache_bytes" in text
