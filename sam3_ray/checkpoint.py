@@ -116,6 +116,7 @@ def find_checkpoint(
 
     revision = revision or settings().weights_revision or PINNED_REVISION
     page = f"https://huggingface.co/{repo_id}"
+    weights = f"{repo_id}'s {CHECKPOINT_FILE} (revision {revision[:8]})"
     other_ways = (
         "A copy on disk does too: SAM3_WEIGHTS_DIR=<folder with sam3.pt>, or checkpoint_path=... in Python. "
         'To try the program without the weights: repo_id="demo" (or --checkpoint demo).'
@@ -123,26 +124,22 @@ def find_checkpoint(
     # hf_hub_download itself retries for half a minute, on the console, where there is no network.
     problem = hub_problem()
     if problem is not None:
-        raise WeightsNotFoundError(
-            f"{repo_id}'s {CHECKPOINT_FILE} (revision {revision[:8]}) is not on this disk, and {problem}. "
-            f"{other_ways}"
-        )
+        raise WeightsNotFoundError(f"{weights} is not on this disk, and {problem}", other_ways)
     try:
         path = hf_hub_download(repo_id, CHECKPOINT_FILE, revision=revision)
     except (GatedRepoError, RepositoryNotFoundError) as error:
         raise WeightsAccessError(
-            f"{repo_id} is gated, and the Hub refused it: request access at {page}, then run "
-            f"`hf auth login` once with a token that may read it. {other_ways}"
+            f"{repo_id} is gated, and the Hub refused it",
+            f"Request access at {page}, then run `hf auth login` once with a token that may read it. "
+            f"{other_ways}",
         ) from error
     except LocalEntryNotFoundError as error:
         raise WeightsNotFoundError(
-            f"{repo_id}'s {CHECKPOINT_FILE} (revision {revision[:8]}) is not on this disk and the Hub "
-            f"cannot be reached. {other_ways}"
+            f"{weights} is not on this disk, and the Hub cannot be reached", other_ways
         ) from error
     except (HfHubHTTPError, OSError) as error:
         raise WeightsNotFoundError(
-            f"{repo_id}'s {CHECKPOINT_FILE} (revision {revision[:8]}) could not be downloaded from "
-            f"{page}: {error}. {other_ways}"
+            f"{weights} could not be downloaded from {page}: {error}", other_ways
         ) from error
     return Checkpoint(Path(path), f"{repo_id}@{revision[:8]}", revision)
 

@@ -23,12 +23,32 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be used: broken, of other dimensions, with missing keys."""
 
 
-class WeightsNotFoundError(FileNotFoundError):
+class _MissingWeights(OSError):
+    """Weights that are not to be had.
+
+    Attributes:
+        reason: why, in half a sentence; the message goes on with what to do.
+    """
+
+    def __init__(self, reason: str, advice: str = "") -> None:
+        super().__init__(f"{reason}. {advice}" if advice else reason)
+        self.reason = reason
+
+
+class WeightsNotFoundError(_MissingWeights, FileNotFoundError):
     """No SAM3 weights where they were looked for; the message says what to do."""
 
 
-class WeightsAccessError(PermissionError):
+class WeightsAccessError(_MissingWeights, PermissionError):
     """The Hub refused the gated weights; the message says what to do."""
+
+
+class DemoCheckpointWarning(RuntimeWarning):
+    """``checkpoint: auto`` had to take the demo checkpoint, for ``reason``."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"serving the DEMO checkpoint, which only knows coloured shapes: {reason}")
+        self.reason = reason
 
 
 class ChipUnavailableError(RuntimeError):

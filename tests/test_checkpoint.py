@@ -90,7 +90,7 @@ def test_a_gated_repository_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("sam3_ray.checkpoint.hub_problem", lambda: None)
     for kind, status in ((GatedRepoError, 403), (RepositoryNotFoundError, 401)):
         monkeypatch.setattr("huggingface_hub.hf_hub_download", _refuse(_http_error(kind, status)))
-        with pytest.raises(WeightsAccessError, match=r"request access.*hf auth login"):
+        with pytest.raises(WeightsAccessError, match=r"Request access.*hf auth login"):
             find_checkpoint()
 
 

@@ -259,7 +259,7 @@ def test_auto_takes_the_demo_checkpoint_and_says_so(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("TT_VISIBLE_DEVICES", "none")
     monkeypatch.delenv("SAM3_WEIGHTS_DIR", raising=False)
-    monkeypatch.setattr("sam3_ray.serve.preflight.local_checkpoint", lambda *_, **__: None)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     assert main(["predict", str(pictures[0]), "-p", "red circle", "--json"]) == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["checkpoint"] == "demo"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from sam3_ray.checkpoint import Checkpoint, find_checkpoint
-from sam3_ray.errors import WeightsAccessError, WeightsNotFoundError
+from sam3_ray.errors import DemoCheckpointWarning, WeightsAccessError, WeightsNotFoundError
 from sam3_ray.serve.config import ServeConfig, ServeConfigError
 from sam3_ray.settings import DEMO_REPO_ID, REPO_ID
 
@@ -84,7 +84,7 @@ def resolve(config: ServeConfig, cluster: Cluster) -> Plan:
     """Decide. May download SAM3's weights.
 
     Warns:
-        RuntimeWarning: ``checkpoint: auto`` had to take the demo checkpoint.
+        DemoCheckpointWarning: ``checkpoint: auto`` had to take the demo checkpoint.
 
     Raises:
         ServeConfigError: what is asked does not fit the cluster.
@@ -162,9 +162,5 @@ def _checkpoint(config: ServeConfig, backend: str, repo_id: str, path: str | Non
         # SAM3_WEIGHTS_DIR names a folder without weights.
         if config.checkpoint != "auto" or backend != "cpu" or os.environ.get("SAM3_WEIGHTS_DIR"):
             raise
-        warnings.warn(
-            f"serving the DEMO checkpoint, which only knows coloured shapes: {error}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        warnings.warn(DemoCheckpointWarning(error.reason), stacklevel=2)
         return find_checkpoint(DEMO_REPO_ID)

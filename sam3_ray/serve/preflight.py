@@ -20,7 +20,12 @@ from pydantic import BaseModel, ValidationError
 
 from sam3_ray import chips
 from sam3_ray.checkpoint_header import read_header
-from sam3_ray.errors import CheckpointError, WeightsAccessError, WeightsNotFoundError
+from sam3_ray.errors import (
+    CheckpointError,
+    DemoCheckpointWarning,
+    WeightsAccessError,
+    WeightsNotFoundError,
+)
 from sam3_ray.serve.config import ServeConfig, ServeConfigError, load_config
 from sam3_ray.serve.plan import Cluster, Plan, resolve
 from sam3_ray.settings import DEMO_REPO_ID
@@ -316,9 +321,8 @@ def decide(config: ServeConfig, chip_count: int) -> tuple[Plan, str | None]:
     Raises:
         PreflightError: weights are missing or broken, or the configuration does not fit the machine.
     """
-    why_demo = None
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", RuntimeWarning)
+        warnings.simplefilter("always", DemoCheckpointWarning)
         try:
             plan = resolve(config, Cluster.of_this_machine(chip_count))
             read_header(plan.checkpoint.path)
@@ -329,6 +333,5 @@ def decide(config: ServeConfig, chip_count: int) -> tuple[Plan, str | None]:
             CheckpointError,
         ) as error:
             raise PreflightError(str(error)) from error
-    if caught:  # resolve has one warning only: that it had to take the demo checkpoint
-        why_demo = str(caught[-1].message)
-    return plan, why_demo
+    taken = [w.message for w in caught if isinstance(w.message, DemoCheckpointWarning)]
+    return plan, taken[-1].reason if taken else None
