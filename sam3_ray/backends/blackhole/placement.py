@@ -1,0 +1,213 @@
+"""Where a part's work goes: the device, its grid of cores, and the program configurations for them.
+
+Nothing assumes a grid: a p150 has 11x10 cores with the stock dispatch and 12x10 with ETH dispatch, and
+every configuration is computed from what the device reports.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import ttnn
+
+from sam3_ray.backends.blackhole.precision import FidelityName, Precision
+
+TILE = 32
+"""Side of a tile, the unit of all matrix work (tt-metal)."""
+
+CIRCULAR_BUFFER_BYTES = 640 * 1024
+"""What a matrix multiplication may take of a core's L1 for its blocks. Of 1,395,584 bytes that the allocator
+has on a p150 (less the 64 KiB for convolutions), the widest point of a full-size block, between the
+split into heads and the rotation, holds 684,032 in activations (measured on the mock, 11x10)."""
+
+ATTENTION_CHUNK = 288
+"""Longest chunk of queries and keys: it divides a window (576) and the image (5184), and others measured
+the default of 32 up to 3.75 times slower on a p150 (docs/blackhole.md, "What others measured")."""
+
+_TILE_BYTES = {ttnn.bfloat16: 2048, ttnn.float32: 4096, ttnn.bfloat8_b: 1088}
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A device and a precision, and what follows from them.
+
+    Attributes:
+        device: an open ttnn device.
+        precision: of its arithmetic.
+    """
+
+    device: Any
+    precision: Precision
+
+    @cached_property
+    def grid(self) -> tuple[int, int]:
+        """Columns and rows of cores."""
+        size = self.device.compute_with_storage_grid_size()
+        return size.x, size.y
+
+    @cached_property
+    def weights_dtype(self) -> Any:
+        return getattr(ttnn, self.precision.weights)
+
+    @cached_property
+    def compute_config(self) -> Any:
+        """For matrix multiplications, convolutions and norms."""
+        return self._compute_config(self.precision.fidelity)
+
+    @cached_property
+    def attention_compute_config(self) -> Any:
+        return self._compute_config(self.precision.attention_fidelity)
+
+    @cached_property
+    def exact_compute_config(self) -> Any:
+        """For what is cheap and must not lose bits: norms, rotations."""
+        return ttnn.init_device_compute_kernel_config(
+            self.device.arch(),
+            math_fidelity=ttnn.MathFidelity.HiFi4,
+            math_approx_mode=False,
+            fp32_dest_acc_en=True,
+            packer_l1_acc=True,
+        )
+
+    def matmul_config(self, rows: int, inner: int, columns: int, *, activation: Any = None) -> Any:
+        """How (rows, inner) x (inner, columns) spreads over the grid.
+
+        Rows of blocks go to rows of cores and columns to columns, each core multicasting what it reads;
+        a product of few rows goes by columns over all cores instead.
+
+        Args:
+            rows, inner, columns: of the operands, in elements.
+            activation: a ``ttnn.UnaryWithParam`` applied to the result.
+        """
+        row_tiles, inner_tiles, column_tiles = (_tiles(n) for n in (rows, inner, columns))
+        if row_tiles < self.grid[1]:
+            return self._by_columns(row_tiles, inner_tiles, column_tiles, activation)
+        core_rows = _ceil_div(row_tiles, self.grid[1])
+        core_columns = _ceil_div(column_tiles, self.grid[0])
+        block = self._block(core_rows, core_columns, inner_tiles)
+        return ttnn.MatmulMultiCoreReuseMultiCastProgramConfig(
+            compute_with_storage_grid_size=self.grid,
+            in0_block_w=block.inner,
+            out_subblock_h=block.subblock_rows,
+            out_subblock_w=block.subblock_columns,
+            out_block_h=block.rows,
+            out_block_w=block.columns,
+            per_core_M=core_rows,
+            per_core_N=core_columns,
+            transpose_mcast=False,
+            fused_activation=activation,
+            fuse_batch=True,
+        )
+
+    def attention_config(self, queries: int, keys: int) -> Any:
+        """Chunks of queries and keys for ``scaled_dot_product_attention``."""
+        return ttnn.SDPAProgramConfig(
+            compute_with_storage_grid_size=self.grid,
+            q_chunk_size=_chunk(queries),
+            k_chunk_size=_chunk(keys),
+            exp_approx_mode=False,
+        )
+
+    def _compute_config(self, fidelity: FidelityName) -> Any:
+        return ttnn.init_device_compute_kernel_config(
+            self.device.arch(),
+            math_fidelity=getattr(ttnn.MathFidelity, fidelity),
+            math_approx_mode=False,
+            fp32_dest_acc_en=self.precision.wide_accumulation,
+            packer_l1_acc=True,
+        )
+
+    def _by_columns(
+        self, row_tiles: int, inner_tiles: int, column_tiles: int, activation: Any
+    ) -> Any:
+        core_columns = _ceil_div(column_tiles, self.grid[0] * self.grid[1])
+        block = self._block(row_tiles, core_columns, inner_tiles)
+        return ttnn.MatmulMultiCoreReuseMultiCast1DProgramConfig(
+            compute_with_storage_grid_size=self.grid,
+            in0_block_w=block.inner,
+            out_subblock_h=block.subblock_rows,
+            out_subblock_w=block.subblock_columns,
+            out_block_h=block.rows,
+            out_block_w=block.columns,
+            per_core_M=row_tiles,
+            per_core_N=core_columns,
+            fuse_batch=True,
+            fused_activation=activation,
+            mcast_in0=True,
+        )
+
+    def _block(self, core_rows: int, core_columns: int, inner_tiles: int) -> _Block:
+        """The largest block of a core's share whose circular buffers fit.
+
+        Larger inner blocks first (fewer passes over the partial sums), then larger outputs (fewer reads
+        of the operands).
+        """
+        best: tuple[tuple[int, int], _Block] | None = None
+        for inner in _divisors(inner_tiles, at_most=8):
+            for rows in _divisors(core_rows):
+                for columns in _divisors(core_columns):
+                    if self._buffer_bytes(rows, columns, inner) > CIRCULAR_BUFFER_BYTES:
+                        continue
+                    score = (rows * columns * min(inner, 4), inner)
+                    if best is None or score > best[0]:
+                        best = score, self._with_subblock(rows, columns, inner)
+        if best is None:
+            raise ValueError(
+                f"no block of {core_rows}x{core_columns} tiles with {inner_tiles} inner tiles fits in "
+                f"{CIRCULAR_BUFFER_BYTES} bytes of L1"
+            )
+        return best[1]
+
+    def _buffer_bytes(self, rows: int, columns: int, inner: int) -> int:
+        """Both operands' blocks twice (one is read while the other is used), the output, partial sums."""
+        activations = _TILE_BYTES[ttnn.bfloat16]
+        partial = 4096 if self.precision.wide_accumulation else 0
+        return (
+            2 * rows * inner * activations
+            + 2 * inner * columns * _TILE_BYTES[self.weights_dtype]
+            + rows * columns * (activations + partial)
+            + columns * activations
+        )
+
+    def _with_subblock(self, rows: int, columns: int, inner: int) -> _Block:
+        """The subblock that fills the destination registers best: 8 tiles, 4 in float32."""
+        registers = 4 if self.precision.wide_accumulation else 8
+        shapes = [
+            (h, w)
+            for h in _divisors(rows, at_most=registers)
+            for w in _divisors(columns, at_most=registers)
+            if h * w <= registers
+        ]
+        h, w = max(shapes, key=lambda shape: (shape[0] * shape[1], shape[1]))
+        return _Block(rows, columns, inner, h, w)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """In tiles."""
+
+    rows: int
+    columns: int
+    inner: int
+    subblock_rows: int
+    subblock_columns: int
+
+
+def _chunk(tokens: int) -> int:
+    """The longest multiple of a tile, up to ``ATTENTION_CHUNK``, that divides ``tokens`` padded to tiles."""
+    tiles = _tiles(tokens)
+    return TILE * max(_divisors(tiles, at_most=ATTENTION_CHUNK // TILE))
+
+
+def _tiles(elements: int) -> int:
+    return _ceil_div(elements, TILE)
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _divisors(n: int, *, at_most: int | None = None) -> list[int]:
+    return [d for d in range(1, min(n, at_most or n) + 1) if n % d == 0]
