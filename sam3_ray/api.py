@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from sam3_ray.backends.base import Backend
-from sam3_ray.checkpoint import Checkpoint, find_checkpoint
+from sam3_ray.checkpoint import find_checkpoint
 from sam3_ray.engine import Engine
 from sam3_ray.errors import ImageError
 from sam3_ray.images import ImageSource
@@ -115,17 +115,37 @@ class Sam3:
             checkpoint_path=None if checkpoint_path is None else Path(checkpoint_path),
         )
         threads = default_num_threads() if num_threads is None else num_threads
-        machine = _open_backend(chosen, checkpoint, threads)
         budget = 0 if not cache_image else image_cache_bytes
         if budget is None:
             budget = settings().image_cache_bytes
-        given = {
-            "device_id": device_id != 0,
-            "device": device is not None,
-            "dispatch": dispatch != "auto",
-            "precision": precision is not None,
-            "warmup": warmup != 2,
-        }
+        machine: Backend
+        if chosen == "blackhole":
+            from sam3_ray.backends.blackhole.backend import BlackholeBackend
+
+            machine = BlackholeBackend(
+                checkpoint.path,
+                device_id=device_id,
+                device=device,
+                dispatch=dispatch,
+                precision=precision,
+                image_cache_bytes=budget,
+                num_threads=threads,
+            )
+            if warmup_variants is not False:
+                asked = DEFAULT_WARMUP_VARIANTS | asked
+            unused = []
+        else:
+            from sam3_ray.backends.cpu.backend import CpuBackend
+
+            machine = CpuBackend(checkpoint.path, num_threads=threads)
+            given = {
+                "device_id": device_id != 0,
+                "device": device is not None,
+                "dispatch": dispatch != "auto",
+                "precision": precision is not None,
+                "warmup": warmup != 2,
+            }
+            unused = [name for name in _CHIP_ONLY_ARGUMENTS if given[name]]
         model = cls(
             Engine(machine, image_cache_bytes=budget),
             {
@@ -134,7 +154,7 @@ class Sam3:
                 "checkpoint_path": str(checkpoint.path),
                 "revision": checkpoint.revision,
                 "config": machine.config.to_dict(),
-                "unused_arguments": [name for name in _CHIP_ONLY_ARGUMENTS if given[name]]
+                "unused_arguments": unused
                 + (["SAM3_TEXT_WORKERS"] if "SAM3_TEXT_WORKERS" in os.environ else []),
             },
         )
@@ -383,16 +403,6 @@ def _choose_backend(backend: BackendName) -> Literal["cpu", "blackhole"]:
     from sam3_ray import chips
 
     return "blackhole" if chips.look().visible() else "cpu"
-
-
-def _open_backend(name: str, checkpoint: Checkpoint, num_threads: int) -> Backend:
-    if name == "blackhole":
-        raise RuntimeError(
-            "the Blackhole backend is not in this version; pass backend='cpu' to run on the CPU"
-        )
-    from sam3_ray.backends.cpu.backend import CpuBackend
-
-    return CpuBackend(checkpoint.path, num_threads=num_threads)
 
 
 def _configure_console(verbose: bool) -> None:

@@ -26,6 +26,9 @@ ATTENTION_CHUNK = 288
 """Longest chunk of queries and keys: it divides a window (576) and the image (5184), and others measured
 the default of 32 up to 3.75 times slower on a p150 (docs/blackhole.md, "What others measured")."""
 
+WIDE_ATTENTION_CHUNK = 192
+"""The same with sums in float32: with 288 the buffers, 908,416 bytes, do not fit beside a block's heads."""
+
 _TILE_BYTES = {ttnn.bfloat16: 2048, ttnn.float32: 4096, ttnn.bfloat8_b: 1088}
 
 
@@ -103,10 +106,11 @@ class Placement:
 
     def attention_config(self, queries: int, keys: int) -> Any:
         """Chunks of queries and keys for ``scaled_dot_product_attention``."""
+        longest = WIDE_ATTENTION_CHUNK if self.precision.wide_accumulation else ATTENTION_CHUNK
         return ttnn.SDPAProgramConfig(
             compute_with_storage_grid_size=self.grid,
-            q_chunk_size=_chunk(queries),
-            k_chunk_size=_chunk(keys),
+            q_chunk_size=_chunk(queries, longest),
+            k_chunk_size=_chunk(keys, longest),
             exp_approx_mode=False,
         )
 
@@ -195,10 +199,10 @@ class _Block:
     subblock_columns: int
 
 
-def _chunk(tokens: int) -> int:
-    """The longest multiple of a tile, up to ``ATTENTION_CHUNK``, that divides ``tokens`` padded to tiles."""
+def _chunk(tokens: int, longest: int) -> int:
+    """The longest multiple of a tile, up to ``longest``, that divides ``tokens`` padded to tiles."""
     tiles = _tiles(tokens)
-    return TILE * max(_divisors(tiles, at_most=ATTENTION_CHUNK // TILE))
+    return TILE * max(_divisors(tiles, at_most=longest // TILE))
 
 
 def _tiles(elements: int) -> int:

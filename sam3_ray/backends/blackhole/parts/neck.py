@@ -175,7 +175,10 @@ def reading_order(x: Any, config: Sam3Config) -> Any:
     rows = _consumed(rows, ttnn.reshape(rows, (windows, windows, window, window * width)))
     rows = _consumed(rows, ttnn.permute(rows, (0, 2, 1, 3), memory_config=memory))
     rows = _consumed(rows, ttnn.reshape(rows, (1, 1, tokens, width)))
-    return _consumed(rows, ttnn.to_layout(rows, ttnn.TILE_LAYOUT, memory_config=memory))
+    # Three levels read it; it waits in DRAM, so that the convolutions have the cores' memory.
+    return _consumed(
+        rows, ttnn.to_layout(rows, ttnn.TILE_LAYOUT, memory_config=ttnn.DRAM_MEMORY_CONFIG)
+    )
 
 
 def upsample_weight(
