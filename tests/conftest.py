@@ -4,6 +4,36 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
+from tests.emulation.fixtures import chip, emulator
+
+__all__ = ["chip", "emulator"]
+
 # Threads cost a small model more than they bring: tenfold where cores are shared. For subprocesses too.
 os.environ.setdefault("SAM3_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+MOCK_VARIABLES = (
+    "TT_METAL_RUNTIME_ROOT",
+    "TT_METAL_MOCK_CLUSTER_DESC_PATH",
+    "TT_METAL_CACHE",
+    "TT_METAL_LOGS_PATH",
+    "TT_METAL_INSPECTOR_RPC",
+)
+"""What ``tests.emulation.mock.prepare`` sets and ttnn needs only when it is imported and first opened."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Converted weights and kernels of the tests are no business of the user's cache folder."""
+    os.environ["SAM3_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(autouse=True)
+def no_mock_by_accident(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The emulation's environment lasts as long as the process; other tests, and what they start, do not
+    see it."""
+    if "emulator" not in request.fixturenames:
+        for name in MOCK_VARIABLES:
+            monkeypatch.delenv(name, raising=False)
