@@ -39,6 +39,8 @@ class Settings:
         max_upload_bytes: SAM3_MAX_UPLOAD_BYTES. Largest image file over HTTP.
         image_cache_bytes: SAM3_IMAGE_CACHE_BYTES. Budget of the image cache; None asks the backend.
         log_level: SAM3_LOG_LEVEL. Level of the ``sam3_ray`` logger in a service.
+        cache_dir: SAM3_CACHE_DIR. Where files are kept that are made once and used by every process; None
+            is the user's own cache folder (:func:`cache_folder`).
     """
 
     weights_dir: Path | None = None
@@ -52,6 +54,7 @@ class Settings:
     max_upload_bytes: int = 32 * MIB
     image_cache_bytes: int | None = None
     log_level: str = "WARNING"
+    cache_dir: Path | None = None
 
 
 def settings() -> Settings:
@@ -73,12 +76,26 @@ def settings() -> Settings:
         max_upload_bytes=_integer("SAM3_MAX_UPLOAD_BYTES", minimum=1) or defaults.max_upload_bytes,
         image_cache_bytes=_integer("SAM3_IMAGE_CACHE_BYTES", minimum=0),
         log_level=(_text("SAM3_LOG_LEVEL") or defaults.log_level).upper(),
+        cache_dir=_path("SAM3_CACHE_DIR"),
     )
 
 
 def default_num_threads() -> int:
     """Host threads of torch: SAM3_NUM_THREADS, else 17, capped at the CPUs this process may use."""
     return min(settings().num_threads or 17, len(os.sched_getaffinity(0)))
+
+
+def cache_folder() -> Path:
+    """Where this user's made-once files are: SAM3_CACHE_DIR, else ``sam3_ray`` in XDG_CACHE_HOME, else in
+    ``~/.cache``. It need not exist yet."""
+    chosen = settings().cache_dir
+    if chosen is not None:
+        return chosen.absolute()
+    shared = _path("XDG_CACHE_HOME")
+    # A relative XDG_CACHE_HOME is to be ignored: XDG base directory specification.
+    if shared is None or not shared.is_absolute():
+        shared = Path.home() / ".cache"
+    return shared / "sam3_ray"
 
 
 def _text(name: str) -> str | None:

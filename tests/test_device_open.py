@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sam3_ray import device_open_kwargs
 from sam3_ray.chips import look
+from tests.blackhole.stock_root import without_a_machine
+
+
+@pytest.fixture
+def nothing_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    without_a_machine(monkeypatch, tmp_path)
 
 
 def test_worker_dispatch_needs_no_ttnn() -> None:
@@ -18,26 +25,27 @@ def test_worker_dispatch_needs_no_ttnn() -> None:
     assert "dispatch_core_config" not in kwargs
 
 
+@pytest.mark.usefixtures("nothing_tried")
 def test_auto_without_a_trial_is_worker_and_says_so() -> None:
     with pytest.warns(RuntimeWarning, match="ETH dispatch"):
         kwargs = device_open_kwargs()
     assert kwargs == device_open_kwargs(0, "worker")
 
 
-def test_eth_dispatch_without_a_chip_says_so() -> None:
-    if look().visible():
-        assert device_open_kwargs(0, "eth")["num_command_queues"] == 1
-        return
-    with pytest.raises(RuntimeError, match="no chip"):
+@pytest.mark.usefixtures("nothing_tried")
+def test_eth_dispatch_without_a_chip_or_a_trial_says_so() -> None:
+    expected = "sam3-ray chips enable-eth" if look().visible() else "no chip"
+    with pytest.raises(RuntimeError, match=expected):
         device_open_kwargs(0, "eth")
 
 
 @pytest.mark.device
 def test_eth_dispatch_uses_one_command_queue() -> None:
-    import ttnn
-
+    """On a chip, after `sam3-ray chips enable-eth`."""
     kwargs = device_open_kwargs(0, "eth")
     assert kwargs["num_command_queues"] == 1
+    import ttnn
+
     assert kwargs["dispatch_core_config"].type == ttnn.DispatchCoreType.ETH
 
 

@@ -16,7 +16,12 @@ import torch
 import ttnn
 
 from sam3_ray.backends.base import Capacity, Float32Array, Grounding, ImageFeatures, Uint8Array
-from sam3_ray.backends.blackhole.image_cache import Shape, SlotCache, SlotFeatures, padded_nbytes
+from sam3_ray.backends.blackhole.image_cache import (
+    SlotCache,
+    SlotFeatures,
+    feature_shapes,
+    padded_nbytes,
+)
 from sam3_ray.backends.blackhole.modules import ConvertedWeights, WeightStore
 from sam3_ray.backends.blackhole.opening import OpenDevice, open_device
 from sam3_ray.backends.blackhole.overlay import ttnn_version
@@ -136,11 +141,7 @@ class BlackholeBackend:
         return cache_folder() / "weights" / name
 
     def _make_slots(self, budget: int | None) -> SlotCache:
-        device, config = self._open.device, self.config
-        shapes: list[Shape] = [
-            (1, 1, size * size, config.model_width) for size in config.level_sizes
-        ]
-        shapes.append((1, 1, 1, config.model_width))
+        device, shapes = self._open.device, feature_shapes(self.config)
         nbytes = padded_nbytes(shapes)
         free = _free_dram(device)
         if budget is None:

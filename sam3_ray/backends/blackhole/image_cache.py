@@ -12,6 +12,8 @@ from typing import Any
 
 import ttnn
 
+from sam3_ray.config import Sam3Config
+
 Shape = tuple[int, int, int, int]
 
 
@@ -23,6 +25,12 @@ def allocate(device: Any, shapes: Sequence[Shape]) -> list[Any]:
         )
         for shape in shapes
     ]
+
+
+def feature_shapes(config: Sam3Config) -> list[Shape]:
+    """Of one image: three levels, fine to coarse, and the geometry token."""
+    levels: list[Shape] = [(1, 1, size * size, config.model_width) for size in config.level_sizes]
+    return [*levels, (1, 1, 1, config.model_width)]
 
 
 def padded_nbytes(shapes: Sequence[Shape]) -> int:

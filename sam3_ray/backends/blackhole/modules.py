@@ -7,9 +7,10 @@ second start only reads and uploads.
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ import ttnn
 from torch import Tensor
 
 from sam3_ray.errors import CheckpointError
+
+logger = logging.getLogger("sam3_ray")
 
 Convert = Callable[..., Tensor]
 
@@ -199,9 +202,16 @@ class ConvertedWeights:
     folder: Path
 
     def read(self, parameter: Parameter) -> Any:
-        """The host tensor, or None where it has not been written."""
+        """The host tensor, or None where it has not been written, or cannot be read any more."""
         path = self._path(parameter)
-        return ttnn.load_tensor(str(path)) if path.is_file() else None
+        if not path.is_file():
+            return None
+        try:
+            tensor = ttnn.load_tensor(str(path))
+        except (RuntimeError, ValueError, OSError) as error:
+            logger.warning("%s cannot be read (%s): it is converted again", path, error)
+            return None
+        return tensor if tensor.dtype == parameter.dtype else None
 
     def write(self, parameter: Parameter, tensor: Any) -> None:
         """Keep a host tensor. A full or read-only disk costs the next start its time, not this one."""
@@ -217,7 +227,11 @@ class ConvertedWeights:
                 Path(name).unlink(missing_ok=True)
                 raise
         except OSError as error:
-            _log_unwritable(self.folder, error)
+            logger.warning(
+                "converted weights cannot be kept in %s (%s): the next start converts them again",
+                self.folder,
+                error,
+            )
 
     def _path(self, parameter: Parameter) -> Path:
         return self.folder / f"{parameter.name}.tensorbin"
@@ -240,11 +254,6 @@ def as_row(vector: Tensor) -> Tensor:
     return vector.reshape(1, 1, 1, -1)
 
 
-def tensors_of(parameters: Iterable[Parameter]) -> list[Any]:
-    """The device tensors of several parameters."""
-    return [parameter.value for parameter in parameters]
-
-
 def constant(device: Any, value: Tensor, *, dtype: Any = ttnn.bfloat16) -> Any:
     """A table that follows from the dimensions alone, on the device, in tiles."""
     return ttnn.from_torch(
@@ -253,14 +262,4 @@ def constant(device: Any, value: Tensor, *, dtype: Any = ttnn.bfloat16) -> Any:
         layout=ttnn.TILE_LAYOUT,
         device=device,
         memory_config=ttnn.DRAM_MEMORY_CONFIG,
-    )
-
-
-def _log_unwritable(folder: Path, error: OSError) -> None:
-    import logging
-
-    logging.getLogger("sam3_ray").warning(
-        "converted weights cannot be kept in %s (%s): the next start converts them again",
-        folder,
-        error,
     )

@@ -143,26 +143,21 @@ class Placement:
         )
 
     def _block(self, core_rows: int, core_columns: int, inner_tiles: int) -> _Block:
-        """The largest block of a core's share whose circular buffers fit.
+        """The block of a core's share that does most work a pass, of those whose circular buffers fit.
 
-        Larger inner blocks first (fewer passes over the partial sums), then larger outputs (fewer reads
-        of the operands).
+        More than four inner tiles save few passes over the partial sums, larger outputs always save reads.
         """
-        best: tuple[tuple[int, int], _Block] | None = None
-        for inner in _divisors(inner_tiles, at_most=8):
-            for rows in _divisors(core_rows):
-                for columns in _divisors(core_columns):
-                    if self._buffer_bytes(rows, columns, inner) > CIRCULAR_BUFFER_BYTES:
-                        continue
-                    score = (rows * columns * min(inner, 4), inner)
-                    if best is None or score > best[0]:
-                        best = score, self._with_subblock(rows, columns, inner)
-        if best is None:
-            raise ValueError(
-                f"no block of {core_rows}x{core_columns} tiles with {inner_tiles} inner tiles fits in "
-                f"{CIRCULAR_BUFFER_BYTES} bytes of L1"
-            )
-        return best[1]
+        fitting = [
+            (rows, columns, inner)
+            for inner in _divisors(inner_tiles, at_most=8)
+            for rows in _divisors(core_rows)
+            for columns in _divisors(core_columns)
+            if self._buffer_bytes(rows, columns, inner) <= CIRCULAR_BUFFER_BYTES
+        ]  # one tile of each always fits
+        rows, columns, inner = max(
+            fitting, key=lambda block: (block[0] * block[1] * min(block[2], 4), block[2])
+        )
+        return self._with_subblock(rows, columns, inner)
 
     def _buffer_bytes(self, rows: int, columns: int, inner: int) -> int:
         """Both operands' blocks twice (one is read while the other is used), the output, partial sums."""

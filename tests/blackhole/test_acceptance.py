@@ -1,0 +1,34 @@
+"""Full-size encode_image on the mock, both grids and precisions: accepted, within the DRAM it may take."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GRIDS = {"worker": [11, 10], "eth": [12, 10]}
+DRAM_LIMIT = 3e9
+
+
+@pytest.mark.parametrize("dispatch", ["worker", "eth"])
+def test_the_full_size_image_part_is_accepted(dispatch: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.blackhole.accept_full_size", "--dispatch", dispatch],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    print(done.stdout)
+    figures = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [f["precision"] for f in figures] == ["accurate", "fast"]
+    for f in figures:
+        assert f["grid"] == GRIDS[dispatch]
+        assert f["shapes"] == [[1, 1, n, 256] for n in (288 * 288, 144 * 144, 72 * 72, 1)]
+        assert f["dram_bytes"] <= DRAM_LIMIT
