@@ -30,6 +30,7 @@ class OpenDevice:
 
     device: Any
     dispatch: Literal["eth", "worker", "given"]
+    device_id: int = 0
 
     def close(self) -> None:
         """Close it unless the caller opened it; safe to call more than once."""
@@ -37,7 +38,13 @@ class OpenDevice:
         if device is not None and self.dispatch != "given":
             import ttnn
 
+            _open_here.discard(self.device_id)
             ttnn.close_device(device)
+
+
+_open_here: set[int] = set()
+"""Chips that this process has opened: ttnn would hand out the same device again, and closing one handle takes
+it from the other."""
 
 
 def open_device(device_id: int, dispatch: str, *, device: Any = None) -> OpenDevice:
@@ -61,6 +68,11 @@ def open_device(device_id: int, dispatch: str, *, device: Any = None) -> OpenDev
     if device is not None:
         _check_given(device)
         return OpenDevice(device, "given")
+    if device_id in _open_here:
+        raise ChipUnavailableError(
+            f"chip {device_id} is open in this process already: close the other Sam3 first, or share its "
+            "device (device=...)"
+        )
     _check_machine(device_id)
     if "ttnn" not in sys.modules:
         os.environ.setdefault(KERNEL_CACHE, str(kernel_cache(device_id)))
@@ -72,7 +84,9 @@ def open_device(device_id: int, dispatch: str, *, device: Any = None) -> OpenDev
         opened = ttnn.open_device(**arguments)
     except RuntimeError as error:
         raise ChipUnavailableError(_why_not(device_id, error)) from error
-    return OpenDevice(opened, "eth" if "dispatch_core_config" in arguments else "worker")
+    _open_here.add(device_id)
+    mode: Literal["eth", "worker"] = "eth" if "dispatch_core_config" in arguments else "worker"
+    return OpenDevice(opened, mode, device_id)
 
 
 def kernel_cache(device_id: int) -> Path:
