@@ -28,6 +28,11 @@ _HOST_TYPES = {
     "uint8": torch.uint8,
 }
 
+VIEWS = frozenset(
+    f"ttnn.{name}"
+    for name in ("reshape", "view", "squeeze", "unsqueeze", "unsqueeze_to_4D", "to_memory_config")
+)
+
 _HIDDEN_ARGUMENTS = (
     "compute_kernel_config",
     "compute_config",
@@ -42,6 +47,7 @@ class Emulator:
 
     Attributes:
         memory: values by address; traces: captured ones; records: what happened.
+        computes: False places and records operations without computing their values, for who only counts.
     """
 
     def __init__(self, ttnn: Any) -> None:
@@ -49,6 +55,7 @@ class Emulator:
         self.memory = DeviceMemory(ttnn)
         self.traces = Traces(self.memory)
         self.records = Records()
+        self.computes = True
         self._stage = ""
         self._thread = threading.local()
         self._host_values: dict[int, torch.Tensor | Prepared] = {}
@@ -177,7 +184,7 @@ class Emulator:
         device = next(self.memory.device(place.key[0]) for place in places_in(placed))
         if captured:
             self.traces.add(step, device)
-        else:
+        elif self.computes:
             run_step(step, self.memory)
             self.memory.collect_when_full(_COLLECT_AFTER)
         return result
@@ -250,6 +257,7 @@ class Emulator:
                 attributes,
                 self._stage,
                 captured,
+                _is_view(step),
             )
         )
         for place in step.outputs[:1]:
@@ -288,3 +296,11 @@ class Emulator:
         """A device was closed."""
         self.traces.close(number)
         self.memory.close(number)
+
+
+def _is_view(step: Any) -> bool:
+    """Whether a step gives its input's buffer another shape; what works in place computes, and is none."""
+    if step.name not in VIEWS or not step.inputs or not step.outputs:
+        return False
+    source, target = step.inputs[0], step.outputs[0]
+    return bool(source.key == target.key and source.uid == target.uid)

@@ -107,6 +107,7 @@ class DeviceMemory:
             buffer,
             sharded,
             pages * page,
+            banks,
         )
         return Place(
             (number, buffer, tensor.buffer_address()),

@@ -16,6 +16,7 @@ class TensorRecord:
         dtype: ttnn's name in lower case, such as ``bfloat8_b``; layout: ``TILE`` or ``ROW_MAJOR``.
         buffer: where it lies.
         nbytes: bytes of all its pages, padding and alignment included.
+        banks: how many hold its pages: cores for L1, of the shards' grid where it is sharded.
     """
 
     shape: tuple[int, ...]
@@ -25,6 +26,7 @@ class TensorRecord:
     buffer: Literal["DRAM", "L1"]
     sharded: bool
     nbytes: int
+    banks: int
 
     @property
     def elements(self) -> int:
@@ -47,6 +49,7 @@ class OpRecord:
         attributes: every other argument that is no tensor, in plain Python types.
         stage: the label of ``Emulator.stage``, "" outside one.
         in_trace: captured, not run.
+        is_view: the output is the input's buffer under another shape: nothing runs.
     """
 
     name: str
@@ -59,6 +62,7 @@ class OpRecord:
     attributes: dict[str, Any]
     stage: str
     in_trace: bool
+    is_view: bool
 
 
 @dataclass(frozen=True, slots=True)

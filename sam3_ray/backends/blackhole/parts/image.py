@@ -38,7 +38,7 @@ class ImagePart:
     def __init__(self, place: Placement, scope: Scope, config: Sam3Config) -> None:
         vision = scope / "backbone" / "vision_backbone"
         self.backbone = Backbone(place, vision / "trunk", config)
-        self.neck = Neck(place, vision, config)
+        self.neck = Neck(Placement(place.device, place.precision.of_neck), vision, config)
         self.geometry = GeometryEncoder(
             place,
             scope / "geometry_encoder",
