@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.sam3-ray
 
 .DEFAULT_GOAL := install
-.PHONY: help install install-into serve test test-full test-device check format evaluate images \
+.PHONY: help install install-into serve test test-full device check format evaluate images \
 	requirements browser clean FORCE
 
 # The stamp holds the checkout's path; a moved checkout is installed again.
@@ -37,8 +37,8 @@ test: install check ## check, then the tests
 test-full: test ## test, then the full-size model and the long tests
 	@$(BIN)/python -m pytest -m full $(ARGS)
 
-test-device: install ## the tests that need a Blackhole chip
-	@$(BIN)/python -m pytest -m device $(ARGS)
+device: install ## what needs a Blackhole chip: its tests and first calls, into perf/results/device.json
+	@$(BIN)/python perf/device.py $(ARGS)
 
 check: install ## ruff and mypy
 	@$(BIN)/ruff check

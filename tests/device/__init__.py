@@ -1,0 +1,1 @@
+"""The emulated chip's assertions on a real one: ``make device``."""
