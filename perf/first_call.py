@@ -57,40 +57,18 @@ class Row:
 PUBLISHED = json.loads((ROOT / "perf/published/first_call.json").read_text())
 
 ROWS = {
-    "1 prompt": Row(
-        ("car",),
-    ),
-    "2 prompts": Row(
-        ("car", "person"),
-    ),
-    "4 prompts": Row(
-        ("car", "person", "tree", "road"),
-    ),
-    "1 prompt, numpy input": Row(
-        ("car",),
-        "numpy",
-    ),
+    "1 prompt": Row(("car",)),
+    "2 prompts": Row(("car", "person")),
+    "4 prompts": Row(("car", "person", "tree", "road")),
+    "1 prompt, numpy input": Row(("car",), "numpy"),
     "1 prompt, mask logits only": Row(
-        ("car",),
-        options={"return_masks": False, "return_mask_logits": True},
+        ("car",), options={"return_masks": False, "return_mask_logits": True}
     ),
-    "1 prompt, 200 instances": Row(
-        ("car",),
-        options={"threshold": 0.05, "max_instances": 200},
-    ),
-    "1 prompt, square": Row(
-        ("car",),
-        "square",
-    ),
-    "1 prompt, jpeg": Row(
-        ("car",),
-        "jpeg",
-    ),
-    "a new prompt on every call": Row(
-        ("car",),
-        new_prompt=True,
-    ),
-}  # fmt: skip
+    "1 prompt, 200 instances": Row(("car",), options={"threshold": 0.05, "max_instances": 200}),
+    "1 prompt, square": Row(("car",), "square"),
+    "1 prompt, jpeg": Row(("car",), "jpeg"),
+    "a new prompt on every call": Row(("car",), new_prompt=True),
+}
 WARM_UPS: dict[str, Any] = {"before": False, "defaults": None, "listed": {"prompts": LISTED}}
 
 

@@ -120,9 +120,9 @@ class Sam3:
             budget = settings().image_cache_bytes
         machine: Backend
         if chosen == "blackhole":
-            from sam3_ray.backends.blackhole.backend import BlackholeBackend
+            from sam3_ray.backends.blackhole import open_backend
 
-            machine = BlackholeBackend(
+            machine = open_backend(
                 checkpoint.path,
                 device_id=device_id,
                 device=device,

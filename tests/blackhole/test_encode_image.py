@@ -20,9 +20,9 @@ SMALL_CACHE = 20_000_000
 @pytest.fixture(scope="module")
 def backend(emulator: Any) -> Iterator[Any]:
     """The demo checkpoint on one emulated chip, with the stock dispatch."""
-    from sam3_ray.backends.blackhole.backend import BlackholeBackend
+    from sam3_ray.backends.blackhole import open_backend
 
-    backend = BlackholeBackend(
+    backend = open_backend(
         DEMO_CHECKPOINT, dispatch="worker", image_cache_bytes=SMALL_CACHE, num_threads=1
     )
     yield backend

@@ -53,8 +53,8 @@ pytestmark = [pytest.mark.device, pytest.mark.timeout(3600)]
 
 @pytest.fixture(scope="module")
 def backend(emulator: Any) -> Iterator[Any]:
-    from sam3_ray.backends.blackhole.backend import BlackholeBackend
+    from sam3_ray.backends.blackhole import open_backend
 
-    backend = BlackholeBackend(DEMO_CHECKPOINT, image_cache_bytes=SMALL_CACHE)
+    backend = open_backend(DEMO_CHECKPOINT, image_cache_bytes=SMALL_CACHE)
     yield backend
     backend.close()

@@ -23,7 +23,7 @@ from sam3_ray.backends.blackhole.image_cache import (
     padded_nbytes,
 )
 from sam3_ray.backends.blackhole.modules import ConvertedWeights, WeightStore
-from sam3_ray.backends.blackhole.opening import OpenDevice, open_device
+from sam3_ray.backends.blackhole.opening import OpenDevice
 from sam3_ray.backends.blackhole.overlay import ttnn_version
 from sam3_ray.backends.blackhole.parts.backbone import padded_patch, patches
 from sam3_ray.backends.blackhole.parts.image import IGNORED, OWNED, ImagePart
@@ -53,21 +53,18 @@ MOST_SLOTS = 256
 
 
 class BlackholeBackend:
-    """One chip.
+    """One chip. ``open_backend`` opens it and makes one of these.
 
     Args:
         checkpoint_path: a file in ``sam3.pt``'s layout.
-        device_id: the chip; 0 where TT_VISIBLE_DEVICES pins one.
-        device: an open ttnn device to use instead; ``close`` leaves it open.
-        dispatch: ``auto``, ``eth`` or ``worker``.
+        opened: the device; ``close`` closes it.
         precision: ``accurate`` or ``fast``; None takes the default.
         image_cache_bytes: DRAM for images' features; None takes a share of what is free.
         num_threads: torch's host threads.
 
     Raises:
-        ImportError: ttnn is not installed.
-        ChipUnavailableError: the chip does not open.
         CheckpointError: the file is broken or does not fit its configuration.
+        ValueError: ``image_cache_bytes`` do not fit.
     """
 
     name = "blackhole"
@@ -75,20 +72,18 @@ class BlackholeBackend:
     def __init__(
         self,
         checkpoint_path: Path,
+        opened: OpenDevice,
         *,
-        device_id: int = 0,
-        device: Any = None,
-        dispatch: str = "auto",
         precision: str | None = None,
         image_cache_bytes: int | None = None,
         num_threads: int | None = None,
     ) -> None:
+        self._open = opened
         self._prompt_part = CpuBackend(checkpoint_path, num_threads=num_threads)
         self.config: Sam3Config = self._prompt_part.config
         self._weights = WeightStore(OWNED, IGNORED)
-        self._open: OpenDevice = open_device(device_id, dispatch, device=device)
+        self._place = Placement(opened.device, PRECISIONS[precision or DEFAULT_PRECISION])
         try:
-            self._place = Placement(self._open.device, PRECISIONS[precision or DEFAULT_PRECISION])
             self._load(checkpoint_path, image_cache_bytes)
         except BaseException:
             self.close()

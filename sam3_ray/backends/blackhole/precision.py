@@ -24,7 +24,7 @@ class Precision:
             halves the tiles that these hold.
         neck_weights, neck_fidelity: the same for the neck, whose 0.2 of the image part's 5.6 TFLOP are the
             last before the features: there bfloat16 and HiFi4 bring the scores of ``fast`` a quarter nearer
-            (deviation from the CPU 0.0040 instead of 0.0054 over the phrases of 40 frozen pictures, emulated).
+            (deviation from the CPU 0.0040, not 0.0054, over the phrases of 40 frozen pictures, emulated).
     """
 
     name: PrecisionName
