@@ -320,6 +320,32 @@ ttnn.close_device(device)
     assert (past_linear, past_attention) == ("refused", "refused")  # so 12 was looked at
 
 
+def test_the_model_takes_what_the_trial_allows(on_machine: dict[str, str], tmp_path: Path) -> None:
+    """All of a model, opened with nothing said about dispatch, on 12x10 cores, answers as the CPU does."""
+    enable_eth("mock", command=saying(PASSED))
+    code = """
+import warnings
+warnings.simplefilter("error", RuntimeWarning)
+from tests.emulation import worker_setup
+worker_setup()
+from sam3_ray import Sam3
+from tests.demo_scenes import scenes
+scene = next(iter(scenes(1)))
+phrase = scene.phrases[0][0]
+with Sam3.from_pretrained("demo", backend="blackhole", warmup=0, image_cache_bytes=0) as chip:
+    print("=", chip.info["dispatch"], chip.info["grid"])
+    ours = chip(scene.image, phrase)
+with Sam3.from_pretrained("demo", backend="cpu") as cpu:
+    theirs = cpu(scene.image, phrase)
+print("=", len(ours), len(theirs), max(abs(ours.scores - theirs.scores), default=0.0) < 0.03)
+"""
+    place, answers = answered(code, on_machine, tmp_path)
+    assert place == "eth [12, 10]"
+    found, expected, close = answers.split()
+    assert found == expected != "0"
+    assert close == "True"
+
+
 def test_the_trial_sees_one_wrong_value(on_machine: dict[str, str]) -> None:
     spoil = """
 import ttnn
