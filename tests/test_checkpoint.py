@@ -172,3 +172,25 @@ def test_an_unknown_config_key_is_named(tmp_path: Path) -> None:
     torch.save(content, tmp_path / "sam3.pt")
     with pytest.raises(CheckpointError, match="hats"):
         load_checkpoint(tmp_path / "sam3.pt")
+
+
+def test_a_fingerprint_is_of_the_content_and_not_of_the_place(tmp_path: Path) -> None:
+    import shutil
+
+    import torch
+
+    from sam3_ray.checkpoint import checkpoint_fingerprint
+
+    def saved(name: str, value: float) -> str:
+        (tmp_path / name).mkdir()
+        torch.save({"model": {"detector.x": torch.full((64,), value)}}, tmp_path / name / "sam3.pt")
+        return checkpoint_fingerprint(tmp_path / name / "sam3.pt")
+
+    first = saved("a", 1.0)
+    assert saved("b", 1.0) == first
+    assert saved("c", 1.0 + 1e-7) != first
+    shutil.copy(tmp_path / "a" / "sam3.pt", tmp_path / "renamed.pt")
+    assert checkpoint_fingerprint(tmp_path / "renamed.pt") == first
+    (tmp_path / "rubbish.pt").write_bytes(b"no archive")
+    with pytest.raises(CheckpointError, match=r"rubbish\.pt cannot be read"):
+        checkpoint_fingerprint(tmp_path / "rubbish.pt")
