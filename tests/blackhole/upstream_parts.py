@@ -126,7 +126,7 @@ class LoadedPart:
     def geometry(self, recording: Recording) -> float:
         """PCC of the CLS token, fed upstream's coarsest level."""
         level = self._upload(recording.levels[-1].flatten(1).t())
-        return pcc(self._read(self.part.geometry(level)), recording.geometry)
+        return pcc(self._token(self.part.geometry(level)), recording.geometry)
 
     def end_to_end(self, square: np.ndarray, recording: Recording) -> list[float]:
         """PCC of the three levels and the token, from the pixels on."""
@@ -144,7 +144,7 @@ class LoadedPart:
         return [
             pcc(self._as_map(level), expected)
             for level, expected in zip(levels, recording.levels, strict=True)
-        ] + [pcc(self._read(token), recording.geometry)]
+        ] + [pcc(self._token(token), recording.geometry)]
 
     def _in_window_order(self, tokens: Tensor) -> Any:
         """Upstream's own window partition, not ours."""
@@ -164,6 +164,12 @@ class LoadedPart:
         values = self._read(level)
         side = round(values.numel() ** 0.5 / self.config.model_width**0.5)
         return values.reshape(side, side, self.config.model_width).permute(2, 0, 1)
+
+    def _token(self, rows: Any) -> Tensor:
+        """The token, of which every row is a copy."""
+        values = self._read(rows)[0, 0]
+        assert (values == values[:1]).all()
+        return values[0]
 
     def _upload(self, rows: Tensor) -> Any:
         import ttnn

@@ -35,6 +35,7 @@ UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 POSITIVE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "log": torch.log,
+    "log1p": torch.log1p,
     "reciprocal": torch.reciprocal,
     "rsqrt": torch.rsqrt,
     "sqrt": torch.sqrt,

@@ -1,8 +1,4 @@
-"""The ``Backend`` protocol on one Blackhole chip.
-
-The image part runs on the chip as one trace. The prompt part (text, fusion, decoder, masks) runs on the CPU
-backend, which reads the features back.
-"""
+"""The ``Backend`` protocol on one Blackhole chip: every stage is a trace, weights and buffers stay there."""
 
 from __future__ import annotations
 
@@ -25,17 +21,13 @@ from sam3_ray.backends.blackhole.image_cache import (
 from sam3_ray.backends.blackhole.modules import ConvertedWeights, WeightStore
 from sam3_ray.backends.blackhole.opening import OpenDevice
 from sam3_ray.backends.blackhole.overlay import ttnn_version
+from sam3_ray.backends.blackhole.parts import image as image_part
+from sam3_ray.backends.blackhole.parts import prompt as prompt_part
 from sam3_ray.backends.blackhole.parts.backbone import padded_patch, patches
-from sam3_ray.backends.blackhole.parts.image import IGNORED, OWNED, ImagePart
 from sam3_ray.backends.blackhole.placement import Placement
 from sam3_ray.backends.blackhole.precision import DEFAULT_PRECISION, PRECISIONS
+from sam3_ray.backends.blackhole.prompts import PROMPT_RUNS, MaskInputs, Prompts, TextSlot
 from sam3_ray.backends.blackhole.traces import QUEUE, Trace
-from sam3_ray.backends.cpu.backend import (
-    PROMPT_RUNS,
-    CpuBackend,
-    CpuImageFeatures,
-    CpuTextFeatures,
-)
 from sam3_ray.checkpoint import checkpoint_fingerprint, load_checkpoint
 from sam3_ray.config import Sam3Config
 from sam3_ray.images import resize_to_square
@@ -43,7 +35,10 @@ from sam3_ray.settings import cache_folder
 
 logger = logging.getLogger("sam3_ray")
 
-CONVERSION = 1
+OWNED = (*image_part.OWNED, *prompt_part.OWNED)
+IGNORED = (*image_part.IGNORED, *prompt_part.IGNORED)
+
+CONVERSION = 2
 """Raised when a conversion of weights changes, so that files of an older one are not read."""
 
 CACHE_SHARE = 0.25
@@ -78,11 +73,12 @@ class BlackholeBackend:
         image_cache_bytes: int | None = None,
         num_threads: int | None = None,
     ) -> None:
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
         self._open = opened
-        self._prompt_part = CpuBackend(checkpoint_path, num_threads=num_threads)
-        self.config: Sam3Config = self._prompt_part.config
         self._weights = WeightStore(OWNED, IGNORED)
         self._place = Placement(opened.device, PRECISIONS[precision or DEFAULT_PRECISION])
+        self._traces: dict[str, Trace] = {}
         try:
             self._load(checkpoint_path, image_cache_bytes)
         except BaseException:
@@ -90,9 +86,11 @@ class BlackholeBackend:
             raise
 
     def _load(self, checkpoint_path: Path, image_cache_bytes: int | None) -> None:
-        device = self._open.device
-        part = ImagePart(self._place, self._weights.root, self.config)
-        _, tensors = load_checkpoint(checkpoint_path)
+        device, root = self._open.device, self._weights.root
+        self.config: Sam3Config
+        self.config, tensors = load_checkpoint(checkpoint_path)
+        image = image_part.ImagePart(self._place, root, self.config)
+        prompt = prompt_part.PromptPart(self._place, root, self.config)
         self._weights.load(
             tensors,
             device,
@@ -107,19 +105,24 @@ class BlackholeBackend:
             ttnn.DRAM_MEMORY_CONFIG,
         )
         self._images = self._make_slots(image_cache_bytes)
-        self._host_features: tuple[SlotFeatures, CpuImageFeatures] | None = None
+        self._prompts = Prompts(device, self.config, prompt, self._images.buffers)
 
         def encode() -> None:
-            for output, buffer in zip(part(self._pixels), self._images.buffers, strict=True):
+            for output, buffer in zip(image(self._pixels), self._images.buffers, strict=True):
                 ttnn.copy(output, buffer)
                 ttnn.deallocate(output)
 
+        self._trace = Trace(device, "image", encode)
+        self._traces = {"image": self._trace, **self._prompts.traces}
+        # Everything is compiled before anything is captured: a later compilation could take the memory of
+        # an earlier trace.
         self._upload(_grey(self.config))
-        self._trace = Trace(device, "image part", encode)
         self._trace.compile()
         self._images.compile()
+        self._prompts.compile()
         self._trace.capture()
-        logger.info("image part: traced on %dx%d cores", *self._place.grid)
+        self._prompts.capture()
+        logger.info("%d traces on %dx%d cores", len(self._traces), *self._place.grid)
 
     def _conversion_folder(self, checkpoint_path: Path) -> Path:
         """Converted weights of one checkpoint, ttnn version, precision and grid."""
@@ -163,18 +166,22 @@ class BlackholeBackend:
         self._trace.execute()
         return self._images.store()
 
-    def encode_text(self, phrases: Sequence[str]) -> list[CpuTextFeatures]:
-        """On the host."""
-        return self._prompt_part.encode_text(phrases)
+    def encode_text(self, phrases: Sequence[str]) -> list[TextSlot]:
+        """Token ids up, one trace for each run of 4, 2 or 1 phrases; the features stay on the chip."""
+        slots: list[TextSlot] = []
+        for run in self.capacity.plan(len(phrases)):
+            slots += self._prompts.encode(phrases[len(slots) : len(slots) + run])
+        return slots
 
-    def ground(self, image: ImageFeatures, text: Sequence[CpuTextFeatures]) -> Grounding:
-        """On the host, on features read back from the chip."""
+    def ground(self, image: ImageFeatures, text: Sequence[TextSlot]) -> Grounding:
+        """One trace, and one read of scores, boxes and presence."""
         assert isinstance(image, SlotFeatures)
-        return self._prompt_part.ground(self._read_features(image), text)
+        self._images.load(image)
+        return self._prompts.ground(text)
 
-    def read_masks(self, masks: Any, kept: Sequence[tuple[int, int]]) -> Float32Array:
-        """On the host."""
-        return self._prompt_part.read_masks(masks, kept)
+    def read_masks(self, masks: MaskInputs, kept: Sequence[tuple[int, int]]) -> Float32Array:
+        """For each phrase that kept something: its pixels, then one read of a bucket of masks."""
+        return self._prompts.read_masks(masks, kept)
 
     def info(self) -> dict[str, Any]:
         device = self._open.device
@@ -190,25 +197,21 @@ class BlackholeBackend:
             "dram_bytes": dram.total_bytes_allocated_per_bank * dram.num_banks,
             "dram_free_bytes": _free_dram(device),
             "trace_bytes": trace.total_bytes_allocated_per_bank * trace.num_banks,
+            "traces": list(self._traces),
             "image_slots": len(self._images),
-            "prompt_part": "cpu",
-            **self._prompt_part.info(),
+            "num_threads": torch.get_num_threads(),
         }
 
     def close(self) -> None:
-        """Release the trace and the weights, and close the chip unless the caller opened it."""
+        """Release the traces and the weights, and close the chip unless the caller opened it."""
         if self._open.device is None:
             return
         try:
-            if hasattr(self, "_trace"):
-                self._trace.release()
+            for trace in self._traces.values():
+                trace.release()
             self._weights.release()
-            self._host_features = None
         finally:
             self._open.close()
-            self._prompt_part.close()
-
-    # -- transfers -----------------------------------------------------------------------------------
 
     def _upload(self, prepared: Uint8Array) -> None:
         host = ttnn.from_torch(
@@ -217,16 +220,6 @@ class BlackholeBackend:
             layout=ttnn.ROW_MAJOR_LAYOUT,
         )
         ttnn.copy_host_to_device_tensor(host, self._pixels, cq_id=QUEUE)
-
-    def _read_features(self, image: SlotFeatures) -> CpuImageFeatures:
-        """The features in the CPU backend's form; those of the last image are kept for its next phrases."""
-        if self._host_features is not None and self._host_features[0] is image:
-            return self._host_features[1]
-        self._images.load(image)
-        *levels, geometry = (ttnn.to_torch(buffer).float() for buffer in self._images.buffers)
-        features = self._prompt_part.features_of(levels, geometry)
-        self._host_features = image, features
-        return features
 
 
 def _grey(config: Sam3Config) -> Uint8Array:

@@ -12,6 +12,7 @@ from typing import Any
 
 import ttnn
 
+from sam3_ray.backends.blackhole.placement import TILE
 from sam3_ray.config import Sam3Config
 
 Shape = tuple[int, int, int, int]
@@ -30,13 +31,12 @@ def allocate(device: Any, shapes: Sequence[Shape]) -> list[Any]:
 def feature_shapes(config: Sam3Config) -> list[Shape]:
     """Of one image: three levels, fine to coarse, and the geometry token."""
     levels: list[Shape] = [(1, 1, size * size, config.model_width) for size in config.level_sizes]
-    return [*levels, (1, 1, 1, config.model_width)]
+    return [*levels, (1, 1, TILE, config.model_width)]
 
 
 def padded_nbytes(shapes: Sequence[Shape]) -> int:
     """Bytes of bfloat16 tensors in whole tiles."""
-    tile = 32
-    return sum(2 * n * c * -(-h // tile) * tile * -(-w // tile) * tile for n, c, h, w in shapes)
+    return sum(2 * n * c * -(-h // TILE) * TILE * -(-w // TILE) * TILE for n, c, h, w in shapes)
 
 
 @dataclass(eq=False)

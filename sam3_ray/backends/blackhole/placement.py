@@ -6,6 +6,7 @@ every configuration is computed from what the device reports.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,6 +22,9 @@ CIRCULAR_BUFFER_BYTES = 640 * 1024
 """What a matrix multiplication may take of a core's L1 for its blocks. Of 1,395,584 bytes that the allocator
 has on a p150 (less the 64 KiB for convolutions), the widest point of a full-size block, between the
 split into heads and the rotation, holds 684,032 in activations (measured on the mock, 11x10)."""
+
+L1_TENSOR_BYTES = 50 * 1024 * 1024
+"""Largest activation that stays in L1: the hidden layer of a full-size block has 49.1 MB."""
 
 ATTENTION_CHUNK = 288
 """Longest chunk of queries and keys: it divides a window (576) and the image (5184), and others measured
@@ -103,6 +107,12 @@ class Placement:
             fused_activation=activation,
             fuse_batch=True,
         )
+
+    @staticmethod
+    def memory_for(*shape: int) -> Any:
+        """Where a bfloat16 activation of this shape goes: L1 unless it is too large for that."""
+        fits = 2 * math.prod(shape) <= L1_TENSOR_BYTES
+        return ttnn.L1_MEMORY_CONFIG if fits else ttnn.DRAM_MEMORY_CONFIG
 
     def attention_config(self, queries: int, keys: int) -> Any:
         """Chunks of queries and keys for ``scaled_dot_product_attention``."""

@@ -104,24 +104,6 @@ class CpuBackend:
         return CpuImageFeatures(levels, positions, geometry)
 
     @torch.inference_mode()
-    def features_of(self, levels: Sequence[Tensor], geometry: Tensor) -> CpuImageFeatures:
-        """Features that another device has computed, for this backend's prompt part.
-
-        Args:
-            levels: three (..., h * w, C) float32, fine to coarse, in reading order.
-            geometry: (..., C) float32 CLS token.
-        """
-        width = self.config.model_width
-        maps = tuple(
-            level.reshape(1, size, size, width).permute(0, 3, 1, 2)
-            for level, size in zip(levels, self.config.level_sizes, strict=True)
-        )
-        encoding = self._modules.backbone.vision_backbone.position_encoding(maps[-1])
-        return CpuImageFeatures(
-            maps, encoding.flatten(2).permute(2, 0, 1), geometry.reshape(1, 1, width)
-        )
-
-    @torch.inference_mode()
     def encode_text(self, phrases: Sequence[str]) -> list[CpuTextFeatures]:
         """All phrases in one batch, which beats a pool of threads on the same cores."""
         language = self._modules.backbone.language_backbone

@@ -30,6 +30,7 @@ _UNARY: dict[str, Unary] = {
     "gelu": functional.gelu,
     "identity": lambda value: value,
     "log": torch.log,
+    "log1p": torch.log1p,
     "logical_not": lambda value: (value == 0).float(),
     "neg": torch.neg,
     "reciprocal": torch.reciprocal,

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from sam3_ray.backends.base import Uint8Array
 from sam3_ray.backends.blackhole.modules import Scope, constant
-from sam3_ray.backends.blackhole.parts.layers import LayerNorm, Linear, attention, linear
+from sam3_ray.backends.blackhole.parts.attention import attention
+from sam3_ray.backends.blackhole.parts.layers import LayerNorm, Linear, linear
 from sam3_ray.backends.blackhole.placement import TILE, Placement
 from sam3_ray.config import Sam3Config
 

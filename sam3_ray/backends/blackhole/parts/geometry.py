@@ -13,8 +13,9 @@ import ttnn
 from torch import Tensor
 
 from sam3_ray.backends.blackhole.modules import Scope, as_row, constant, transposed
-from sam3_ray.backends.blackhole.parts.layers import LayerNorm, Linear, attention, linear, part_of
-from sam3_ray.backends.blackhole.placement import Placement
+from sam3_ray.backends.blackhole.parts.attention import attention
+from sam3_ray.backends.blackhole.parts.layers import LayerNorm, Linear, linear, part_of
+from sam3_ray.backends.blackhole.placement import TILE, Placement
 from sam3_ray.config import Sam3Config
 
 
@@ -72,7 +73,7 @@ class ImageAttention:
         self._output = Linear(place, scope / "out_proj", width, width)
 
     def __call__(self, token: Any, keys: Any, values: Any) -> Any:
-        """(1, 1, 1, width), and twice (1, 1, n, width) -> (1, 1, 1, width)."""
+        """(1, 1, 32, width), and twice (1, 1, n, width) -> (1, 1, 32, width)."""
         q, k, v = (
             self._split(linear(self._place, x, weight.value, bias.value))
             for x, weight, bias in zip(
@@ -134,7 +135,11 @@ class GeometryEncoder:
         width = config.model_width
         self._place = place
         self._positions = constant(place.device, positions[None, None])
-        self._cls = scope.parameter({"cls_embed.weight": (1, width)}, as_row, dtype=ttnn.bfloat16)
+        self._cls = scope.parameter(
+            {"cls_embed.weight": (1, width)},
+            lambda row: row.expand(TILE, width)[None, None],
+            dtype=ttnn.bfloat16,
+        )
         self._final_proj = Linear(place, scope / "final_proj", width, width)
         self._norm = LayerNorm(place, scope / "norm", width)
         self._layers = [
@@ -143,7 +148,11 @@ class GeometryEncoder:
         self._encode_norm = LayerNorm(place, scope / "encode_norm", width)
 
     def __call__(self, level: Any) -> Any:
-        """(1, 1, grid * grid, model_width) -> (1, 1, 1, model_width)."""
+        """(1, 1, grid * grid, model_width) -> (1, 1, 32, model_width): the token, in every row of a tile.
+
+        It is appended to a phrase's tokens, where rows without a value would poison the attention; the copies
+        are masked there.
+        """
         keys = ttnn.add(level, self._positions, memory_config=ttnn.L1_MEMORY_CONFIG)
         token = self._norm(self._final_proj(self._cls.value))
         for layer in self._layers:

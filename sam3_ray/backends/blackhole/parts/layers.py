@@ -1,20 +1,22 @@
-"""Layers that several parts use: linear, layer norm, 3x3 convolution, multi-head attention."""
+"""Layers that several parts use: linear, layer norm, 3x3 convolution."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import ttnn
+from torch.nn.functional import pad
 
 from sam3_ray.backends.blackhole.modules import Convert, Scope, as_row, transposed
-from sam3_ray.backends.blackhole.placement import Placement
+from sam3_ray.backends.blackhole.placement import TILE, Placement
 
 LAYER_NORM_EPSILON = 1e-5
 """torch's default, which upstream's norms use but for the ViT's (1e-6)."""
 
-STRIP_BYTES = 11 * 1024 * 1024
-"""Largest output of one convolution. 20,736 pixels of 256 channels (10.6 MB) are accepted with every buffer
-in L1 on both grids, 27,648 are refused on 11x10 (measured on the mock)."""
+STRIP_BYTES = 8 * 1024 * 1024
+"""Largest output of one convolution. With 10.6 MB (20,736 pixels of 256 channels) the buffers of ``accurate``
+leave no room for anything else in L1 (measured on the mock)."""
 
 
 class Linear:
@@ -25,6 +27,8 @@ class Linear:
         scope: of ``weight`` (out, in) and ``bias`` (out,).
         inputs, outputs: widths.
         activation: ``gelu`` (exact) or ``relu``.
+        pad_outputs: fill the outputs with zeros to whole tiles, for who adds them to something wider.
+        exact: weights, products and output in float32, for the few that give coordinates.
     """
 
     def __init__(
@@ -35,17 +39,34 @@ class Linear:
         outputs: int,
         *,
         activation: str | None = None,
+        pad_outputs: bool = False,
+        exact: bool = False,
     ) -> None:
-        self._place = place
-        self._inputs, self._outputs = inputs, outputs
-        self._activation = activation
+        self._place, self._activation, self._exact = place, activation, exact
+        more = -outputs % TILE if pad_outputs else 0
         self._weight = scope.parameter(
-            {"weight": (outputs, inputs)}, transposed, dtype=place.weights_dtype
+            {"weight": (outputs, inputs)},
+            lambda weight: pad(transposed(weight), (0, more)),
+            dtype=ttnn.float32 if exact else place.weights_dtype,
         )
-        self._bias = scope.parameter({"bias": (outputs,)}, as_row, dtype=ttnn.bfloat16)
+        self._bias = scope.parameter(
+            {"bias": (outputs,)},
+            lambda bias: as_row(pad(bias, (0, more))),
+            dtype=ttnn.float32 if exact else ttnn.bfloat16,
+        )
 
-    def __call__(self, x: Any, *, memory: Any = ttnn.L1_MEMORY_CONFIG) -> Any:
-        """(1, 1, n, inputs) -> (1, 1, n, outputs)."""
+    def __call__(
+        self, x: Any, *, memory: Any = ttnn.L1_MEMORY_CONFIG, dtype: Any = ttnn.bfloat16
+    ) -> Any:
+        """(1, 1, n, inputs) -> (1, 1, n, outputs), of ``dtype`` unless ``exact``."""
+        if self._exact:
+            return exact_linear(
+                self._place,
+                x,
+                self._weight.value,
+                bias=self._bias.value,
+                activation=self._activation,
+            )
         return linear(
             self._place,
             x,
@@ -53,6 +74,7 @@ class Linear:
             self._bias.value,
             activation=self._activation,
             memory=memory,
+            dtype=dtype,
         )
 
 
@@ -64,9 +86,10 @@ def linear(
     *,
     activation: str | None = None,
     memory: Any = ttnn.L1_MEMORY_CONFIG,
+    dtype: Any = ttnn.bfloat16,
 ) -> Any:
-    """``x @ weight + bias`` over the whole grid, (1, 1, n, inputs) -> (1, 1, n, outputs) bfloat16."""
-    rows = x.shape[0] * x.shape[1] * x.shape[2]
+    """``x @ weight + bias`` over the whole grid, (1, 1, n, inputs) -> (1, 1, n, outputs)."""
+    rows = math.prod(x.padded_shape[i] for i in range(3))  # each of a batch fills its own tiles
     return ttnn.linear(
         x,
         weight,
@@ -76,7 +99,22 @@ def linear(
         ),
         compute_kernel_config=place.compute_config,
         memory_config=memory,
-        dtype=ttnn.bfloat16,
+        dtype=dtype,
+    )
+
+
+def exact_linear(
+    place: Placement, x: Any, matrix: Any, *, bias: Any = None, activation: str | None = None
+) -> Any:
+    """A float32 product, for coordinates; ttnn chooses how it spreads over the grid."""
+    return ttnn.linear(
+        x,
+        matrix,
+        bias=bias,
+        activation=activation,
+        compute_kernel_config=place.exact_compute_config,
+        memory_config=ttnn.L1_MEMORY_CONFIG,
+        dtype=ttnn.float32,
     )
 
 
@@ -187,22 +225,6 @@ class Convolution3x3:
         if x.is_allocated():
             ttnn.deallocate(x)
         return moved
-
-
-def attention(place: Placement, queries: Any, keys: Any, values: Any) -> Any:
-    """Softmax attention without a mask, (b, heads, n, d) each; the operands are consumed."""
-    output = ttnn.transformer.scaled_dot_product_attention(
-        queries,
-        keys,
-        values,
-        is_causal=False,
-        program_config=place.attention_config(queries.shape[2], keys.shape[2]),
-        compute_kernel_config=place.attention_compute_config,
-        memory_config=ttnn.L1_MEMORY_CONFIG,
-    )
-    for operand in (queries, keys, values):
-        ttnn.deallocate(operand)
-    return output
 
 
 def part_of(start: int, end: int, convert: Convert) -> Convert:
