@@ -7,16 +7,16 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
+from sam3_ray.answers import Answer
 from sam3_ray.backends.base import Backend
 from sam3_ray.checkpoint import find_checkpoint
 from sam3_ray.engine import Engine
-from sam3_ray.errors import ImageError
 from sam3_ray.images import ImageSource
 from sam3_ray.prompt import (
     DEFAULT_MAX_INSTANCES,
@@ -27,6 +27,7 @@ from sam3_ray.prompt import (
 )
 from sam3_ray.result import Sam3Result
 from sam3_ray.settings import REPO_ID, default_num_threads, settings
+from sam3_ray.stream import answer_each, checked_images
 from sam3_ray.warmup import DEFAULT_WARMUP_VARIANTS, WarmUp, checked_variants
 
 if TYPE_CHECKING:
@@ -257,51 +258,36 @@ class Sam3:
         """``predict_many`` one by one, for more images than results fit in memory.
 
         Args:
-            images: any iterable; it is read one image ahead.
+            images: any iterable, but not one array that might be an image itself; it is read one image ahead.
             prompts: as in a call.
             on_error: ``return`` yields the exception in the place of a bad image's results.
             **options: as in a call.
+
+        Raises:
+            As a call; TypeError too where ``images`` is one image. An error that is an image's comes when its
+            turn does, all others at once.
         """
         _check_argument("on_error", on_error, ("raise", "return"))
-        if isinstance(images, (str, bytes, os.PathLike)):
-            raise TypeError(f"images must be a list or an iterator of images, got {images!r}")
+        upcoming = checked_images(images)
         single = isinstance(prompts, (str, Prompt))
         _request(ImageSource.from_digest("0" * 32), prompts, **options)  # bad options fail at once
-        with ThreadPoolExecutor(1, thread_name_prefix="sam3_ray-decode") as pool:
-            upcoming = iter(images)
-            future = pool.submit(self._preload_next, upcoming)
-            for index in range(sys.maxsize):
-                loaded = future.result()
-                if loaded is None:
-                    return
-                future = pool.submit(self._preload_next, upcoming)
-                source, error = loaded
-                if error is None:
-                    answer = self.engine.run([_request(source, prompts, **options)])[0]
-                    error = answer.error
-                if error is None:
+        answers = answer_each(
+            self.engine, upcoming, lambda source: _request(source, prompts, **options)
+        )
+        return self._outcomes(answers, single=single, on_error=on_error)
+
+    @staticmethod
+    def _outcomes(
+        answers: Generator[Answer, None, None], *, single: bool, on_error: str
+    ) -> Iterator[Any]:
+        with closing(answers):  # ends its thread now, not when a traceback is collected
+            for answer in answers:
+                if answer.error is None:
                     yield answer.results[0] if single else answer.results
                 elif on_error == "return":
-                    yield _named_error(error, index, source)
+                    yield answer.error
                 else:
-                    raise _named_error(error, index, source) from error
-
-    def _preload_next(
-        self, images: Iterator[ImageLike]
-    ) -> tuple[ImageSource, Exception | None] | None:
-        try:
-            image = next(images)
-        except StopIteration:
-            return None
-        try:
-            source = ImageSource.of(image)
-        except (ImageError, TypeError, OSError) as error:
-            return ImageSource.from_digest("0" * 32), error
-        try:
-            self.engine.preload(source)
-        except (ImageError, OSError) as error:
-            return source, error
-        return source, None
+                    raise answer.error
 
     def warmup(
         self,
@@ -381,15 +367,6 @@ def _request(
     **options: Any,
 ) -> Request:
     return Request(source=source, prompts=as_prompts(prompts), **options)
-
-
-def _named_error(error: Exception, index: int, source: ImageSource) -> Exception:
-    """The same kind of error with the image's place and name before its message."""
-    message = f"image {index} ({source.name}): {error}"
-    try:
-        return type(error)(message)
-    except TypeError:  # an error whose constructor takes something else
-        return RuntimeError(message)
 
 
 def _check_argument(name: str, value: object, allowed: tuple[object, ...]) -> None:

@@ -4,7 +4,7 @@ A run has three steps, which a caller may overlap on threads of its own::
 
     preload(source)     any thread     look the image up, else decode and prepare it
     ground(requests)    one at a time  everything on the device
-    finish(pending)     any thread     masks to the image's own size
+    finish(grounded)    any thread     masks to the image's own size (``sam3_ray.answers``)
 
 ``run`` is the last two. Requests of one image are merged: its features are computed once, a phrase that
 several requests ask is asked once, and each request picks its own instances by its own threshold.
@@ -14,21 +14,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from sam3_ray.answers import STAGES, Answer, Grounded, Instances, finish, timed
 from sam3_ray.backends.base import Backend, Float32Array, ImageFeatures, Uint8Array
 from sam3_ray.cache import LruCache
 from sam3_ray.errors import ImageNotCachedError
 from sam3_ray.images import ImageSource, pixel_digest
-from sam3_ray.masks import upsample_masks
 from sam3_ray.prompt import Prompt, Request
-from sam3_ray.result import Sam3Result
 from sam3_ray.selection import Selection, scores_of, select, sigmoid
 
 TEXT_CACHE_ENTRIES = 256
@@ -36,36 +35,6 @@ TEXT_CACHE_ENTRIES = 256
 
 _FILE_DIGESTS_KEPT = 65536
 """File digests that are remembered as names of cached pixels, about 100 bytes each."""
-
-STAGES = ("decode", "image", "text", "prompts", "masks")
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What one request gets.
-
-    Attributes:
-        results: one ``Sam3Result`` for each of the request's prompts, in order.
-        width, height: of the image, in pixels.
-        digest: name of the image: of its file's bytes, or of its pixels where there was no file.
-        cached: the image part was skipped.
-        timing_ms: milliseconds of each of ``STAGES``; a stage shared with other requests is counted whole.
-        error: why there are no results.
-    """
-
-    results: list[Sam3Result] = field(default_factory=list)
-    width: int = 0
-    height: int = 0
-    digest: str | None = None
-    cached: bool = False
-    timing_ms: dict[str, float] = field(default_factory=dict)
-    error: Exception | None = None
-
-    def unwrap(self) -> list[Sam3Result]:
-        """The results, or the error raised."""
-        if self.error is not None:
-            raise self.error
-        return self.results
 
 
 @dataclass(frozen=True)
@@ -84,26 +53,6 @@ class _CachedImage:
     features: ImageFeatures
     height: int
     width: int
-
-
-@dataclass
-class _Found:
-    """The instances of one prompt of one request, masks still at the model's size."""
-
-    prompt: Prompt
-    selection: Selection
-    boxes_xyxy: Float32Array
-    presence: float
-    mask_logits: Float32Array
-
-
-@dataclass
-class Pending:
-    """Requests that have been through the device; ``Engine.finish`` makes answers of them."""
-
-    requests: list[Request]
-    answers: list[Answer]
-    found: list[list[_Found]]
 
 
 class Engine:
@@ -146,47 +95,41 @@ class Engine:
 
     def run(self, requests: Sequence[Request]) -> list[Answer]:
         """Answer requests, in order. A bad one gets an ``error`` and costs the others nothing."""
-        return self.finish(self.ground(requests))
+        return [finish(grounded) for grounded in self.ground(requests)]
 
-    def ground(self, requests: Sequence[Request], *, keep: bool = True) -> Pending:
+    def ground(self, requests: Sequence[Request], *, keep: bool = True) -> list[Grounded]:
         """The device's share of a run. Calls from several threads take turns.
 
         Args:
             requests: any mix of images and phrases.
             keep: whether results go into the caches (the warm-up's do not).
 
+        Returns:
+            One for each request, in order; what went wrong with one is its ``error``.
+
         Raises:
             RuntimeError: the engine is closed.
         """
-        requests = list(requests)
-        pending = Pending(requests, [Answer() for _ in requests], [[] for _ in requests])
+        grounded = [Grounded(request) for request in requests]
         # Decoding is the host's work: do it before the device is taken.
         for i, request in enumerate(requests):
-            self._try(pending, [i], lambda r=request: self.preload(r.source))
+            _try(grounded, [i], partial(self.preload, request.source))
         with self._device_lock:
-            if self._closed:
-                raise RuntimeError("this model is closed")
+            self.check_open()
             groups: dict[str, list[int]] = {}
             images: dict[str, _Image] = {}
             for i, request in enumerate(requests):
-                if pending.answers[i].error is None:
-                    self._try(
-                        pending, [i], lambda r=request, i=i: self._group(r, i, groups, images)
-                    )
+                if grounded[i].error is None:
+                    _try(grounded, [i], partial(self._group, request, i, groups, images))
             for key, members in groups.items():
-                self._try(
-                    pending,
-                    members,
-                    lambda k=key, m=members: self._ground_image(images[k], m, pending, keep),
-                )
-        return pending
+                step = partial(self._ground_image, images[key], members, grounded, keep)
+                _try(grounded, members, step)
+        return grounded
 
-    def finish(self, pending: Pending) -> list[Answer]:
-        """The host's share of a run: masks at the size of each image. Any thread."""
-        for i, request in enumerate(pending.requests):
-            if pending.answers[i].error is None:
-                self._try(pending, [i], lambda r=request, i=i: self._finish_request(r, i, pending))
-        return pending.answers
+    def check_open(self) -> None:
+        """Raise RuntimeError where the engine is closed."""
+        if self._closed:
+            raise RuntimeError("this model is closed")
 
     def clear_caches(self) -> None:
         """Forget every image and every phrase."""
@@ -200,8 +143,13 @@ class Engine:
         return {"image_cache": self._images.stats(), "text_cache": self._texts.stats()}
 
     def encode_phrases(self, phrases: Sequence[str]) -> None:
-        """Compute and keep the text features of phrases, so that their first request finds them."""
+        """Compute and keep the text features of phrases, so that their first request finds them.
+
+        Raises:
+            RuntimeError: the engine is closed.
+        """
         with self._device_lock:
+            self.check_open()
             self._text_features([Prompt(phrase).text for phrase in phrases], keep=True)
 
     def close(self) -> None:
@@ -273,24 +221,25 @@ class Engine:
     # -- one image on the device -------------------------------------------------------------------
 
     def _ground_image(
-        self, image: _Image, members: list[int], pending: Pending, keep: bool
+        self, image: _Image, members: list[int], grounded: list[Grounded], keep: bool
     ) -> None:
-        requests = [pending.requests[i] for i in members]
+        requests = {i: grounded[i].request for i in members}
         timing = dict.fromkeys(STAGES, 0.0)
         timing["decode"] = image.decode_ms
-        with _stage(timing, "image"):
-            features, hit = self._image_features(image, [r.source for r in requests], keep)
+        with timed(timing, "image"):
+            features, hit = self._image_features(image, [r.source for r in requests.values()], keep)
         try:
-            phrases = list(dict.fromkeys(p.text for r in requests for p in r.prompts))
-            with _stage(timing, "text"):
+            phrases = list(dict.fromkeys(p.text for r in requests.values() for p in r.prompts))
+            with timed(timing, "text"):
                 texts = self._text_features(phrases, keep)
-            found = self._found(image, features, phrases, texts, members, pending, timing)
+            found = self._found(image, features, phrases, texts, requests, timing)
         finally:
             if image.key not in self._images or not keep:
                 features.release()
-        for i, request in zip(members, requests, strict=True):
-            pending.found[i] = [found[i, position] for position in range(len(request.prompts))]
-            pending.answers[i] = Answer(
+        for i, request in requests.items():
+            grounded[i] = Grounded(
+                request,
+                instances=[found[i, position] for position in range(len(request.prompts))],
                 width=image.width,
                 height=image.height,
                 digest=request.source.digest or image.key,
@@ -304,50 +253,52 @@ class Engine:
         features: ImageFeatures,
         phrases: list[str],
         texts: list[Any],
-        members: list[int],
-        pending: Pending,
+        requests: dict[int, Request],
         timing: dict[str, float],
-    ) -> dict[tuple[int, int], _Found]:
+    ) -> dict[tuple[int, int], Instances]:
         """The instances of every prompt of every request of one image, by (request, position)."""
         asked: dict[str, list[tuple[int, int, Prompt]]] = {phrase: [] for phrase in phrases}
-        for i in members:
-            for position, prompt in enumerate(pending.requests[i].prompts):
+        for i, request in requests.items():
+            for position, prompt in enumerate(request.prompts):
                 asked[prompt.text].append((i, position, prompt))
         scale = np.array([image.width, image.height] * 2, np.float32)
-        found: dict[tuple[int, int], _Found] = {}
+        found: dict[tuple[int, int], Instances] = {}
         start = 0
         for size in self.backend.capacity.plan(len(phrases)):
             run = range(start, start + size)
             start += size
-            with _stage(timing, "prompts"):
+            with timed(timing, "prompts"):
                 grounding = self.backend.ground(features, [texts[p] for p in run])
-            selections: list[tuple[int, int, int, Prompt, Selection]] = []
+            selections: list[tuple[int, int, int, Selection]] = []
             for row, phrase in enumerate(phrases[p] for p in run):
                 scores = scores_of(grounding.logits[row], float(grounding.presence_logits[row]))
                 for i, position, prompt in asked[phrase]:
-                    request = pending.requests[i]
+                    request = requests[i]
                     chosen = select(scores, request.threshold_of(prompt), request.max_instances)
-                    selections.append((row, i, position, prompt, chosen))
+                    selections.append((row, i, position, chosen))
             kept = sorted(
                 {
                     (row, int(query))
-                    for row, i, _, _, chosen in selections
-                    if pending.requests[i].return_masks or pending.requests[i].return_mask_logits
+                    for row, i, _, chosen in selections
+                    if requests[i].wants_masks
                     for query in chosen.queries
                 }
             )
-            with _stage(timing, "masks"):
+            with timed(timing, "masks"):
                 logits = self.backend.read_masks(grounding.masks, kept)
             row_of = {pair: n for n, pair in enumerate(kept)}
-            for row, i, position, prompt, chosen in selections:
-                wants = pending.requests[i].return_masks or pending.requests[i].return_mask_logits
-                rows = [row_of[row, int(q)] for q in chosen.queries] if wants else []
-                found[i, position] = _Found(
-                    prompt=prompt,
-                    selection=chosen,
-                    boxes_xyxy=_boxes_xyxy(grounding.boxes_cxcywh[row][chosen.queries], scale),
+            for row, i, position, chosen in selections:
+                queries = chosen.queries if requests[i].wants_masks else ()
+                found[i, position] = Instances(
+                    prompt=phrases[run[row]],
+                    scores=chosen.scores,
+                    boxes=_boxes_xyxy(grounding.boxes_cxcywh[row][chosen.queries], scale),
                     presence=float(sigmoid(grounding.presence_logits[row])),
-                    mask_logits=logits[rows],
+                    truncated=chosen.truncated,
+                    height=image.height,
+                    width=image.width,
+                    logits=logits,
+                    rows=np.array([row_of[row, int(query)] for query in queries], np.int64),
                 )
         return found
 
@@ -361,36 +312,14 @@ class Engine:
                     self._texts.put(phrase, features[phrase])
         return [features[phrase] for phrase in phrases]
 
-    # -- answers -----------------------------------------------------------------------------------
 
-    def _finish_request(self, request: Request, index: int, pending: Pending) -> None:
-        answer = pending.answers[index]
-        with _stage(answer.timing_ms, "masks"):
-            answer.results.extend(
-                Sam3Result(
-                    prompt=found.prompt.text,
-                    scores=found.selection.scores,
-                    boxes=found.boxes_xyxy,
-                    masks=upsample_masks(found.mask_logits, answer.height, answer.width)
-                    if request.return_masks
-                    else None,
-                    presence=found.presence,
-                    width=answer.width,
-                    height=answer.height,
-                    mask_logits=found.mask_logits if request.return_mask_logits else None,
-                    truncated=found.selection.truncated,
-                )
-                for found in pending.found[index]
-            )
-
-    @staticmethod
-    def _try(pending: Pending, members: list[int], step: Any) -> None:
-        """Run a step; what it raises is the answer of the requests it was for, and of no other."""
-        try:
-            step()
-        except Exception as error:  # noqa: BLE001 - it becomes those requests' answer
-            for i in members:
-                pending.answers[i] = Answer(error=error)
+def _try(grounded: list[Grounded], members: list[int], step: Callable[[], object]) -> None:
+    """Run a step; what it raises is the error of the requests it was for, and of no other."""
+    try:
+        step()
+    except Exception as error:  # noqa: BLE001 - it becomes those requests' answer
+        for i in members:
+            grounded[i] = Grounded(grounded[i].request, error=error)
 
 
 def _first_pixels(sources: Sequence[ImageSource]) -> Uint8Array:
@@ -408,21 +337,6 @@ def _boxes_xyxy(boxes_cxcywh: Float32Array, scale: Float32Array) -> Float32Array
     centre, half = boxes_cxcywh[:, :2], boxes_cxcywh[:, 2:] * np.float32(0.5)
     boxes = np.concatenate([centre - half, centre + half], axis=1) * scale
     return np.clip(boxes, np.float32(0.0), scale)
-
-
-class _stage(AbstractContextManager[None]):
-    """Adds the milliseconds of a block to one stage's."""
-
-    def __init__(self, timing_ms: dict[str, float], name: str) -> None:
-        self._timing_ms, self._name = timing_ms, name
-
-    def __enter__(self) -> None:
-        self._started = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self._timing_ms[self._name] = self._timing_ms.get(self._name, 0.0) + _ms_since(
-            self._started
-        )
 
 
 def _ms_since(started: float) -> float:

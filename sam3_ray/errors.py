@@ -4,7 +4,16 @@ from __future__ import annotations
 
 
 class ImageError(ValueError):
-    """An image that cannot be used: empty, of a wrong shape, with values out of range."""
+    """An image that cannot be used: empty, of a wrong shape, with values out of range.
+
+    Attributes:
+        reason: what is wrong, for someone who sent the image from elsewhere: without the name that it has
+            here, the words of the decoder and the knobs of this machine. The message where there are none.
+    """
+
+    def __init__(self, message: str, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = message if reason is None else reason
 
 
 class ImageDecodeError(ImageError):
@@ -21,6 +30,10 @@ class ImageNotCachedError(LookupError):
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be used: broken, of other dimensions, with missing keys."""
+
+
+class VocabularyError(ValueError):
+    """A file of the tokenizer's vocabulary that is none."""
 
 
 class _MissingWeights(OSError):

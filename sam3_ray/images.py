@@ -240,7 +240,7 @@ def _decode_file(data: bytes, name: str) -> Uint8Array:
     from PIL import Image, UnidentifiedImageError
 
     if not data:
-        raise ImageDecodeError(f"{name}: empty, no bytes to decode")
+        raise ImageDecodeError(f"{name}: empty, no bytes to decode", "the file is empty")
     Image.init()
     formats = [known for known in FORMATS if known in Image.OPEN]
     try:
@@ -248,7 +248,8 @@ def _decode_file(data: bytes, name: str) -> Uint8Array:
     except UnidentifiedImageError:
         raise ImageDecodeError(
             f"{name}: not an image that is read here ({', '.join(formats)}); "
-            f"{len(data)} bytes that begin with {data[:12]!r}"
+            f"{len(data)} bytes that begin with {data[:12]!r}",
+            f"the file's {len(data)} bytes are not an image that is read here ({', '.join(formats)})",
         ) from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _pillow_bound(name, error) from error
@@ -265,13 +266,12 @@ def _decode_file(data: bytes, name: str) -> Uint8Array:
 def _check_pixel_count(size: tuple[int, int], name: str) -> None:
     width, height = size
     if width <= 0 or height <= 0:
-        raise ImageError(f"{name}: an image of {width} x {height} pixels has nothing in it")
+        reason = f"an image of {width} x {height} pixels has nothing in it"
+        raise ImageError(f"{name}: {reason}", reason)
     limit = settings().max_image_pixels
     if width * height > limit:
-        raise ImageTooLargeError(
-            f"{name}: {width} x {height} = {width * height} pixels, the limit is {limit} "
-            "(SAM3_MAX_IMAGE_PIXELS)"
-        )
+        reason = f"{width} x {height} = {width * height} pixels, the limit is {limit}"
+        raise ImageTooLargeError(f"{name}: {reason} (SAM3_MAX_IMAGE_PIXELS)", reason)
 
 
 def _load(image: Image.Image, name: str) -> None:
@@ -290,14 +290,24 @@ def _load(image: Image.Image, name: str) -> None:
 
 def _damaged(name: str, error: Exception) -> ImageDecodeError:
     return ImageDecodeError(
-        f"{name}: cannot be decoded, truncated or damaged ({type(error).__name__}: {error})"
+        f"{name}: cannot be decoded, truncated or damaged ({type(error).__name__}: {error})",
+        "the image cannot be decoded: the file is truncated or damaged",
     )
 
 
 def _pillow_bound(name: str, error: Exception) -> ImageTooLargeError:
-    return ImageTooLargeError(
-        f"{name}: {error} (Pillow's bound is twice PIL.Image.MAX_IMAGE_PIXELS, beside SAM3_MAX_IMAGE_PIXELS)"
+    """Pillow has a bound of its own: MAX_IMAGE_PIXELS where warnings are errors, else twice as many."""
+    from PIL import Image
+
+    ours = settings().max_image_pixels
+    bound = (Image.MAX_IMAGE_PIXELS or ours) * (isinstance(error, Image.DecompressionBombError) + 1)
+    counted = re.search(r"\((\d+) pixels\)", str(error))
+    pixels = f"{counted[1]} pixels" if counted else "too many pixels"
+    reason = f"{pixels}, the limit is {min(ours, bound)}"
+    knob = (
+        "SAM3_MAX_IMAGE_PIXELS" if ours <= bound else "Pillow's, set by PIL.Image.MAX_IMAGE_PIXELS"
     )
+    return ImageTooLargeError(f"{name}: {reason} ({knob})", reason)
 
 
 def _upright(image: Image.Image, name: str) -> Image.Image:

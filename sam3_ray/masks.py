@@ -16,12 +16,18 @@ import numpy.typing as npt
 BoolArray = npt.NDArray[np.bool_]
 Float32Array = npt.NDArray[np.float32]
 
-UPSAMPLE_CHUNK_BYTES = 64 * 1024 * 1024
-"""Float32 logits of image size held at once (one mask at least): 200 masks at 4K would be 6.6 GB."""
+UPSAMPLE_CHUNK_BYTES = 16 * 1024 * 1024
+"""Float32 logits of image size held at once (one mask at least): 200 masks at 4K would be 6.6 GB. From
+32 MiB on glibc takes fresh pages for each array, and their first touch costs more than the arithmetic."""
 
 POLYGON_TOLERANCE = 0.7
 """How far an outline may move, in pixels. It smooths the staircase of a slanted edge, which half a pixel does
 not: a quarter of the points of the exact outline, at 0.996 IoU with a 640 x 480 mask of many parts."""
+
+
+def masks_per_chunk(height: int, width: int) -> int:
+    """How many masks of an image's size are made at once within ``UPSAMPLE_CHUNK_BYTES``; one at least."""
+    return max(1, UPSAMPLE_CHUNK_BYTES // (4 * height * width))
 
 
 def upsample_masks(mask_logits: Float32Array, height: int, width: int) -> BoolArray:
@@ -49,7 +55,7 @@ def upsample_masks(mask_logits: Float32Array, height: int, width: int) -> BoolAr
 
     logits = torch.from_numpy(np.require(mask_logits, np.float32, ["C", "W"]))[:, None]
     out = torch.from_numpy(masks)
-    step = max(1, UPSAMPLE_CHUNK_BYTES // (4 * height * width))
+    step = masks_per_chunk(height, width)
     with torch.inference_mode():
         for start in range(0, len(masks), step):
             upsampled = torch.nn.functional.interpolate(

@@ -57,16 +57,16 @@ def tensor_to_array(tensor: Tensor) -> npt.NDArray[Any]:
     """A torch tensor, wherever it is, as a numpy array.
 
     Raises:
-        ImageError: a dtype or layout that numpy does not know.
+        ImageError: a dtype or layout that numpy does not know, or a tensor without values (device meta).
     """
-    tensor = tensor.detach().cpu()
-    if tensor.is_floating_point() and tensor.element_size() < 4:
-        tensor = tensor.float()  # numpy has no bfloat16, and float16 rounds 255.999 up to 256
     try:
+        tensor = tensor.detach().cpu()
+        if tensor.is_floating_point() and tensor.element_size() < 4:
+            tensor = tensor.float()  # numpy has no bfloat16, and float16 rounds 255.999 up to 256
         array: npt.NDArray[Any] = tensor.numpy()
-    except (TypeError, RuntimeError) as error:
+    except (TypeError, RuntimeError) as error:  # NotImplementedError is a RuntimeError
         raise ImageError(
-            f"tensor: {tensor.dtype}, {tensor.layout} has no numpy form: {error}"
+            f"tensor: {tensor.dtype}, {tensor.layout} on {tensor.device} has no numpy form: {error}"
         ) from error
     return array
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 DEFAULT_THRESHOLD = 0.5
 DEFAULT_MAX_INSTANCES = 50
 MAX_INSTANCES_LIMIT = 200
+
+_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zs", "Zl", "Zp"})
+"""Unicode's control, format and surrogate characters, and all that separate."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Prompt:
 
     Raises:
         TypeError: ``text`` is not a string, or ``threshold`` not a number.
-        ValueError: the phrase is empty, or the threshold outside [0, 1].
+        ValueError: the phrase is empty or no Unicode text, or the threshold outside [0, 1].
     """
 
     text: str
@@ -37,8 +40,31 @@ class Prompt:
         object.__setattr__(self, "text", self.text.strip())
         if not self.text:
             raise ValueError("a prompt is empty; give a noun phrase such as 'red car'")
+        try:
+            self.text.encode()
+        except UnicodeEncodeError:
+            raise ValueError(
+                f"a prompt must be text that UTF-8 has, got {self.text[:80]!r} with half a surrogate"
+            ) from None
+        if not _is_readable(self.text):
+            raise ValueError(
+                f"a prompt is empty but for what cannot be seen, got {self.text[:80]!r}; give a noun phrase"
+            )
         if self.threshold is not None:
             object.__setattr__(self, "threshold", checked_threshold(self.threshold))
+
+
+def _is_readable(text: str) -> bool:
+    """Whether upstream's tokenizer, which repairs text and unescapes HTML, leaves anything to read of it."""
+    if text.isascii() and text.isprintable() and "&" not in text:
+        return True
+    import html
+
+    import ftfy
+
+    # sam3/model/tokenizer_ve.py, basic_clean
+    cleaned = html.unescape(html.unescape(ftfy.fix_text(text)))
+    return any(unicodedata.category(character) not in _UNSEEN for character in cleaned)
 
 
 def checked_threshold(threshold: float) -> float:
@@ -52,9 +78,16 @@ def checked_threshold(threshold: float) -> float:
         raise TypeError(
             f"threshold must be a number, got {type(threshold).__name__}: {threshold!r}"
         )
-    if not (math.isfinite(threshold) and 0.0 <= threshold <= 1.0):
-        raise ValueError(f"threshold must be in [0, 1], got {threshold!r}")
+    if not 0.0 <= threshold <= 1.0:  # NaN is not, and an integer of any length compares
+        raise ValueError(f"threshold must be in [0, 1], got {_shown(threshold)}")
     return float(threshold)
+
+
+def _shown(number: float) -> str:
+    """A number for a message: an integer may be too long to read, and for Python too long to print."""
+    if isinstance(number, int) and abs(number) >= 10**30:
+        return f"an integer of {number.bit_length()} bits"
+    return repr(number)
 
 
 def as_prompts(prompts: str | Prompt | Sequence[str | Prompt]) -> tuple[Prompt, ...]:
@@ -104,7 +137,14 @@ class Request:
         if isinstance(count, bool) or not isinstance(count, int):
             raise TypeError(f"max_instances must be an int, got {type(count).__name__}: {count!r}")
         if not 1 <= count <= MAX_INSTANCES_LIMIT:
-            raise ValueError(f"max_instances must be 1 to {MAX_INSTANCES_LIMIT}, got {count}")
+            raise ValueError(
+                f"max_instances must be 1 to {MAX_INSTANCES_LIMIT}, got {_shown(count)}"
+            )
+
+    @property
+    def wants_masks(self) -> bool:
+        """Whether masks are needed in any form."""
+        return self.return_masks or self.return_mask_logits
 
     def threshold_of(self, prompt: Prompt) -> float:
         """The threshold that holds for ``prompt``."""

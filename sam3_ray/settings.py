@@ -17,6 +17,9 @@ PINNED_REVISION = "3c879f39826c281e95690f02c7821c4de09afae7"
 DEMO_REPO_ID = "demo"
 """``repo_id`` of the small checkpoint that ships in the package."""
 
+MAX_PROMPTS_LIMIT = 64
+"""What the number of phrases of one HTTP request may be raised to."""
+
 MIB = 1024 * 1024
 
 
@@ -36,6 +39,9 @@ class Settings:
             its caller).
         max_image_pixels: SAM3_MAX_IMAGE_PIXELS. A larger image is refused before it is decoded: a small
             file can unpack to gigabytes. 178,956,970 is Pillow's own bound of a decompression bomb.
+        max_mask_pixels: SAM3_MAX_MASK_PIXELS. Pixels of all masks of one HTTP answer, at the image's size:
+            the default is 4 phrases of 50 instances (what a request may ask without a word) at 25 megapixels,
+            half a minute of one core as PNG or RLE.
         max_upload_bytes: SAM3_MAX_UPLOAD_BYTES. Largest image file over HTTP.
         image_cache_bytes: SAM3_IMAGE_CACHE_BYTES. Budget of the image cache; None asks the backend.
         log_level: SAM3_LOG_LEVEL. Level of the ``sam3_ray`` logger in a service.
@@ -51,6 +57,7 @@ class Settings:
     max_prompts: int = 4
     exif: bool = True
     max_image_pixels: int = 178_956_970
+    max_mask_pixels: int = 5_000_000_000
     max_upload_bytes: int = 32 * MIB
     image_cache_bytes: int | None = None
     log_level: str = "WARNING"
@@ -70,9 +77,11 @@ def settings() -> Settings:
         bpe_path=_path("SAM3_BPE_PATH"),
         num_threads=_integer("SAM3_NUM_THREADS", minimum=1),
         text_workers=_integer("SAM3_TEXT_WORKERS", minimum=1) or defaults.text_workers,
-        max_prompts=_integer("SAM3_MAX_PROMPTS", minimum=1, maximum=64) or defaults.max_prompts,
+        max_prompts=_integer("SAM3_MAX_PROMPTS", minimum=1, maximum=MAX_PROMPTS_LIMIT)
+        or defaults.max_prompts,
         exif=_flag("SAM3_EXIF", defaults.exif),
         max_image_pixels=_integer("SAM3_MAX_IMAGE_PIXELS", minimum=1) or defaults.max_image_pixels,
+        max_mask_pixels=_integer("SAM3_MAX_MASK_PIXELS", minimum=1) or defaults.max_mask_pixels,
         max_upload_bytes=_integer("SAM3_MAX_UPLOAD_BYTES", minimum=1) or defaults.max_upload_bytes,
         image_cache_bytes=_integer("SAM3_IMAGE_CACHE_BYTES", minimum=0),
         log_level=(_text("SAM3_LOG_LEVEL") or defaults.log_level).upper(),

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from sam3_ray.answers import finish
 from sam3_ray.backends.base import Uint8Array
 from sam3_ray.engine import Engine
 from sam3_ray.images import ImageSource
@@ -85,8 +86,8 @@ class WarmUp:
             threshold=0.0,  # every query passes: the read-back of max_instances masks runs
             max_instances=value if key == "max_instances" else 1,
         )
-        for answer in self._engine.finish(self._engine.ground([request], keep=False)):
-            answer.unwrap()
+        for grounded in self._engine.ground([request], keep=False):
+            finish(grounded).unwrap()
 
 
 def photo_like(height: int, width: int) -> Uint8Array:

@@ -39,6 +39,7 @@ elif [ -e "$venv" ] && [ "$venv" != .venv ]; then
     exit 1
 fi
 if [ -e "$venv" ] && ! is_312 "$venv/bin/python"; then clear=--clear; fi
+say "Installing into $venv; the first time takes a few minutes ..."
 "$python" -m venv $clear "$venv" || {
     say "Could not make the virtual environment $venv with $python (see above)."
     say "On Debian and Ubuntu the module is a package of its own: apt-get install python3.12-venv"
@@ -49,11 +50,12 @@ if [ -e "$venv" ] && ! is_312 "$venv/bin/python"; then clear=--clear; fi
 # The pins are also pip's constraints: they replace a cap that the machine's pip configuration may set.
 uv_pin=$(sed -n 's/^\(uv==[^ ]*\).*/\1/p' requirements.txt)
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$uv_pin" 2>/dev/null || true
+# --quiet leaves out the list of packages; both still print errors.
 install() {
     if "$venv/bin/python" -m uv --version >/dev/null 2>&1; then
-        "$venv/bin/python" -m uv pip install --python "$venv/bin/python" "$@"
+        "$venv/bin/python" -m uv pip install --quiet --python "$venv/bin/python" "$@"
     else
-        PIP_CONSTRAINT=$constraints "$venv/bin/python" -m pip install --disable-pip-version-check "$@"
+        PIP_CONSTRAINT=$constraints "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
     fi
 }
 if [ "$(uname -s)-$(uname -m)" = Linux-x86_64 ]; then

@@ -2,10 +2,11 @@
 
     python scripts/make_examples.py [--out examples] [--only NAME ...]
 
-Everything is laid out by hand and seeded, so a run gives the same pixels again. The shapes are of the kind
-that the demo checkpoint knows (the frozen pictures that measure it are others: ``tests/demo_scenes.py``);
-the photo-like ones come from ``example_photos.py`` and are for the full model. ``examples.json``
-lists all with phrases worth trying; the page at ``/`` reads it.
+Everything is laid out by hand and seeded, so a run gives the same pixels again. The shapes are of the
+kind that the demo checkpoint knows, and are laid out so that it finds exactly what each phrase names (the
+frozen pictures that measure it are others: ``tests/demo_scenes.py``); the photo-like ones come from
+``example_photos.py`` and are for the full model. ``examples.json`` lists all with phrases worth trying;
+the page at ``/`` reads it.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ EXAMPLES: tuple[Example, ...] = (
         ("red cross", "green cross", "cross", "black ring"),
         Drawing(600, 600, (150, 168, 190), (120, 140, 160), 1, (
             Shape("red", "cross", 168, 170, 112), Shape("white", "cross", 424, 158, 96, 12),
-            Shape("green", "cross", 182, 428, 98, -10), Shape("black", "ring", 424, 420, 112),
+            Shape("green", "cross", 182, 428, 98, -10), Shape("black", "ring", 424, 420, 88),
         )),
     ),
     Example(
@@ -188,7 +189,7 @@ EXAMPLES: tuple[Example, ...] = (
         Drawing(320, 240, (128, 120, 112), (104, 110, 120), 2, (
             Shape("yellow", "circle", 66, 70, 36), Shape("yellow", "circle", 160, 66, 30),
             Shape("orange", "circle", 90, 172, 40), Shape("blue", "square", 198, 164, 40, 14),
-            Shape("yellow", "circle", 270, 100, 34),
+            Shape("yellow", "circle", 276, 64, 30),
         )),
     ),
     Example(

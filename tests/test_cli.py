@@ -57,7 +57,7 @@ def test_help_loads_nothing_heavy() -> None:
         timeout=TIMEOUT,
         check=True,
     )
-    for command in ("serve", "predict", "doctor"):
+    for command in ("serve", "predict", "chips", "doctor"):
         assert command in done.stdout
     loaded = {line.split("|")[-1].strip().split(".")[0] for line in done.stderr.splitlines()}
     assert "argparse" in loaded
@@ -71,7 +71,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"sam3-ray {sam3_ray.__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["serve", "predict", "doctor"])
+@pytest.mark.parametrize("command", ["serve", "predict", "chips", "doctor"])
 def test_every_command_has_help_with_examples(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,6 +126,8 @@ def test_a_wrong_command_line(
         (["a.png", "-o", "one.xyz"], ".xyz"),
         (["a.png", "-o", "a.png"], "overwrite"),
         (["a.png", "-o", "not/there/one.png"], "not/there"),
+        (["a.png", "-o", "y.blp"], ".blp cannot hold"),
+        (["a.png", "-o", f"{'n' * 300}.png"], "too long"),
         (["a.png", "--masks"], "--json"),
         (["a.png", "--checkpoint", "nowhere/sam3.pt"], "nowhere/sam3.pt"),
         (["a.png", "--checkpoint", "broken.pt"], "broken.pt cannot be read"),
@@ -148,6 +150,64 @@ def test_what_fails_before_the_model_is_loaded(
     assert said in shown.err
     assert "Traceback" not in shown.err
     assert shown.out == ""
+
+
+@pytest.mark.parametrize("command", [["predict", "a.png", "-p", "car"], ["serve"], ["chips"]])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("SAM3_MAX_PROMPTS", "abc"), ("SAM3_EXIF", "maybe"), ("SAM3_NUM_THREADS", "0")],
+)
+def test_a_variable_with_an_impossible_value_is_named_first(
+    command: list[str],
+    name: str,
+    value: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert main(command) == 1
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    assert f"sam3-ray: {name}=" in shown.err
+
+
+@pytest.mark.parametrize("name", ["SAM3_BPE_PATH", "SAM3_WEIGHTS_DIR"])
+def test_a_file_that_a_variable_names_must_be_there(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, "not/there.gz")
+    monkeypatch.setattr("sam3_ray.api.Sam3.from_pretrained", lambda *_, **__: pytest.fail("loaded"))
+    assert main(["predict", "a.png", "-p", "car"]) == 1
+    assert "not/there.gz" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written(pictures: list[Path], unbuffered: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*SAM3_RAY, "predict", str(pictures[0]), "-p", "car", "--checkpoint", "demo"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=TIMEOUT,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+    assert done.returncode == 1
+    assert done.stderr == "sam3-ray: the output cannot be written: No space left on device\n"
+
+
+def test_no_output_at_all(pictures: list[Path], tmp_path: Path) -> None:
+    """As after ``>&- 2>&-`` in a shell: the next files that are opened must not be written to instead."""
+    target = tmp_path / "overlay.png"
+    arguments = [str(pictures[0]), "-p", "red circle", "--checkpoint", "demo", "-o", str(target)]
+    shell = 'exec "$@" >&- 2>&-'
+    done = subprocess.run(
+        ["sh", "-c", shell, "sh", *SAM3_RAY, "predict", *arguments], timeout=TIMEOUT
+    )
+    assert done.returncode == 0
+    with Image.open(target) as drawn:
+        drawn.load()
+        assert drawn.format == "PNG"
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -226,6 +286,42 @@ def test_a_bad_image_does_not_cost_the_others_their_answers(
     assert f"{absent}: no such file" in shown.err
     assert f"{tmp_path} is a folder" in shown.err
     assert "3 of 5 images failed" in shown.err
+
+
+def test_names_of_files_need_be_neither_text_nor_short(
+    pictures: list[Path], tmp_path: Path
+) -> None:
+    odd = tmp_path / os.fsdecode(b"caf\xe9.png")
+    odd.write_bytes(pictures[0].read_bytes())
+    long = tmp_path / f"{'n' * 300}.png"
+    images = [str(odd), str(long), str(pictures[1])]
+    for options in ([], ["--json"]):
+        done = subprocess.run(
+            [*SAM3_RAY, "predict", *images, "-p", "red circle", "--checkpoint", "demo", *options],
+            capture_output=True,
+            timeout=TIMEOUT,
+            env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},
+        )
+        assert done.returncode == 1, done.stderr
+        assert b"File name too long" in done.stderr
+        assert b"1 of 3 images failed" in done.stderr
+        if options:
+            answered = json.loads(done.stdout)["images"]
+            assert [image["image"] for image in answered] == images
+            assert ["results" in image for image in answered] == [True, False, True]
+        else:
+            assert done.stdout.count(b'"red circle": ') == 2
+
+
+def test_a_picture_that_its_format_cannot_hold_costs_that_picture_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = tmp_path / "wide.png"
+    Image.new("RGB", (16_400, 8), "white").save(wide)  # WebP ends at 16383
+    target = tmp_path / "wide.webp"
+    code = main(["predict", str(wide), "-p", "car", "--checkpoint", "demo", "-o", str(target)])
+    assert code == 1
+    assert f"{wide}: the picture {target} cannot be written" in capsys.readouterr().err
 
 
 def test_overlays(pictures: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

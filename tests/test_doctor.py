@@ -137,6 +137,56 @@ def test_a_port_in_use(tmp_path: Path) -> None:
         check = checks_on(tmp_path, port)["port"]
     assert check.status == "warning"
     assert str(port) in check.found
+    assert "--port" in check.todo
+    assert "--port" not in check.found  # the advice stands once
+
+
+@pytest.fixture
+def answering() -> Iterator[tuple[int, list[bytes]]]:
+    """A program that listens on a port of the loopback, and what it answers to GET, whatever is asked."""
+    body: list[bytes] = [b""]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/info" else 404)
+            self.end_headers()
+            self.wfile.write(body[0])
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield server.server_port, body
+    server.shutdown()
+    thread.join(10)
+    server.server_close()
+
+
+def test_the_port_of_a_service_that_runs_already(
+    tmp_path: Path, answering: tuple[int, list[bytes]]
+) -> None:
+    port, body = answering
+    info = {"service": "sam3_ray", "version": "0.1.0", "checkpoint": "demo", "backend": "cpu"}
+    body[0] = json.dumps(info).encode()
+    check = checks_on(tmp_path, port)["port"]
+    assert (check.status, check.todo) == ("ok", "")
+    assert f"port {port}" in check.found
+    assert "by a sam3_ray that is running: demo, cpu" in check.found
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"<html>", b"[1]", b'{"service": "other"}', b'{"service": "sam3_ray"}', b"\xff"]
+)
+def test_the_port_of_another_program(
+    tmp_path: Path, answering: tuple[int, list[bytes]], answer: bytes
+) -> None:
+    port, body = answering
+    body[0] = answer
+    check = checks_on(tmp_path, port)["port"]
+    assert check.status == "warning"
+    assert "sam3_ray that is running" not in check.found
 
 
 def test_no_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sam3_ray.answers import STAGES, Answer, finish
 from sam3_ray.backends.base import Capacity
 from sam3_ray.backends.cpu.backend import CpuBackend
 from sam3_ray.checkpoint import DEMO_CHECKPOINT
-from sam3_ray.engine import STAGES, Answer, Engine
+from sam3_ray.engine import Engine
 from sam3_ray.errors import ImageDecodeError, ImageNotCachedError
 from sam3_ray.images import ImageSource, file_digest
 from sam3_ray.prompt import Prompt, Request
@@ -340,3 +341,53 @@ def test_a_closed_engine_says_so(engine: Engine, pictures: list[Scene]) -> None:
     engine.close()
     with pytest.raises(RuntimeError, match="closed"):
         engine.run([request(pictures[0].image, "star")])
+
+
+def test_masks_in_chunks_are_the_masks(
+    engine: Engine, pictures: list[Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the service makes a few at a time is bit for bit what a call gives at once."""
+    scene = pictures[0]
+    asked = request(scene.image, "shape", named(scene), threshold=0.0, max_instances=11)
+    (grounded,) = engine.ground([asked])
+    whole = finish(grounded).unwrap()
+    height, width = scene.image.height, scene.image.width
+    monkeypatch.setattr("sam3_ray.masks.UPSAMPLE_CHUNK_BYTES", 4 * 4 * height * width)
+    assert grounded.mask_pixels == 22 * height * width
+    for found, result in zip(grounded.instances, whole, strict=True):
+        chunks = list(found.mask_chunks())
+        assert [len(chunk) for chunk in chunks] == [4, 4, 3]
+        assert result.masks is not None
+        assert result.masks.any()
+        np.testing.assert_array_equal(np.concatenate(chunks), result.masks)
+
+
+def test_requests_of_a_batch_share_the_logits_of_a_run(
+    engine: Engine, pictures: list[Scene]
+) -> None:
+    """Eight requests of one image and phrase hold its mask logits once; each picks its own rows."""
+    image = pictures[0].image
+    requests = [request(image, "shape", threshold=0.0, max_instances=n) for n in range(1, 9)]
+    found = [grounded.instances[0] for grounded in engine.ground(requests)]
+    assert len({id(instances.logits) for instances in found}) == 1
+    assert len(found[0].logits) == 8
+    for n, instances in enumerate(found, 1):
+        np.testing.assert_array_equal(instances.mask_logits(), found[-1].mask_logits()[:n])
+
+
+def test_an_answer_that_cannot_be_finished_is_an_error_of_its_own(
+    engine: Engine, pictures: list[Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(logits: Any, height: int, width: int) -> Any:
+        raise MemoryError(f"no room for {height} x {width}")
+
+    monkeypatch.setattr("sam3_ray.answers.upsample_masks", failing)
+    with_masks, without = engine.run(
+        [
+            request(pictures[0].image, "star", threshold=0.0),
+            request(pictures[0].image, "star", threshold=0.0, return_masks=False),
+        ]
+    )
+    with pytest.raises(MemoryError, match="no room"):
+        with_masks.unwrap()
+    assert len(without.unwrap()[0]) > 0

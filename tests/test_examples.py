@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 from PIL import Image
+
+from sam3_ray import Sam3
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
@@ -57,3 +60,30 @@ def test_the_script_renders_a_photo_again(script: ModuleType) -> None:
     with Image.open(EXAMPLES / "harbour.jpg") as saved:
         difference = np.abs(np.asarray(drawn, np.float32) - np.asarray(saved, np.float32))
     assert difference.mean() < 4  # what JPEG leaves out of the grain
+
+
+@pytest.fixture(scope="module")
+def demo_model() -> Iterator[Sam3]:
+    with Sam3.from_pretrained("demo", backend="cpu") as model:
+        yield model
+
+
+@pytest.mark.parametrize("file", [e["file"] for e in LISTING if e["kind"] == "shapes"])
+def test_the_demo_checkpoint_finds_what_each_suggestion_names(
+    script: ModuleType, demo_model: Sam3, file: str
+) -> None:
+    """As many instances as there are, each of them on its shape; with room on both sides of the threshold."""
+    example = script.example(file)
+    _, masks = script.draw_shapes(example.source)
+    for result in demo_model(EXAMPLES / file, list(example.prompts), threshold=0.35):
+        words = result.prompt.split()
+        named = [
+            mask
+            for shape, mask in zip(example.source.shapes, masks, strict=True)
+            if words in ([shape.kind], [shape.colour, shape.kind])
+        ]
+        assert len(result) == len(named), (result.prompt, result.scores)
+        assert (result.scores > 0.6).all(), (result.prompt, result.scores)
+        for shape in named:
+            overlap = [(shape & found).sum() / (shape | found).sum() for found in result.masks]
+            assert max(overlap) > 0.75, result.prompt

@@ -1,6 +1,8 @@
 """Every input form against Pillow, numpy and torchvision; every wrong one against its message."""
 
 import io
+import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -158,8 +160,32 @@ def test_bytes_that_are_no_image(data: bytes, message: str) -> None:
 def test_a_bomb_is_refused_before_it_is_decoded() -> None:
     # 3,600 million pixels are beyond Pillow's bound too, 179 million beyond ours only.
     for width, height in ((60_000, 60_000), (14_000, 12_783)):
-        with pytest.raises(ImageTooLargeError, match=r"limit|exceeds"):
+        with pytest.raises(ImageTooLargeError) as caught:
             load_image(png_header(width, height))
+        assert f"{width * height} pixels, the limit is 178956970" in str(caught.value)
+        assert "SAM3_MAX_IMAGE_PIXELS" in str(caught.value)
+        assert caught.value.reason.endswith(f"{width * height} pixels, the limit is 178956970")
+
+
+def test_pillows_bound_is_said_where_it_is_the_lower_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAM3_MAX_IMAGE_PIXELS", "9999999999")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50)
+    with pytest.raises(
+        ImageTooLargeError, match=r"200 pixels, the limit is 100 .*MAX_IMAGE_PIXELS"
+    ):
+        load_image(encoded(Image.new("RGB", (20, 10))))
+
+
+@pytest.mark.parametrize("data", [b"", b"hello", encoded(Image.new("RGB", (99, 99)))[:60]])
+def test_a_reason_is_free_of_names_and_of_the_decoders_words(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "somebody's.png"
+    path.write_bytes(data)
+    with pytest.raises(ImageDecodeError) as caught:
+        load_image(path)
+    assert str(path) in str(caught.value)
+    assert not re.search(r"somebody|b'|Error", caught.value.reason)
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (str(copy), copy.reason) == (str(caught.value), caught.value.reason)
 
 
 @pytest.mark.parametrize("file_format", FORMATS)

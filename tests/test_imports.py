@@ -33,6 +33,7 @@ GROUP_OF = {
     "sam3_ray.backends.base": "base",
     "sam3_ray.engine": "engine",
     "sam3_ray.api": "api",
+    "sam3_ray.stream": "api",
     "sam3_ray.warmup": "api",
     "sam3_ray.client": "client",
 }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
+import gzip
+import ipaddress
 import os
 import re
 import shutil
@@ -14,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import numpy as np
 import psutil
@@ -22,7 +26,7 @@ import yaml
 from PIL import Image, ImageDraw
 
 from sam3_ray.chips import Chip, Holder, Machine
-from sam3_ray.serve.launch import cause_of
+from sam3_ray.serve.launch import LOOPBACK_VARIABLE, cause_of
 from sam3_ray.serve.preflight import DEFAULT_VALUES, Launch, Overrides, PreflightError, check
 
 ROOT = Path(__file__).parents[1]
@@ -81,6 +85,11 @@ def config(args: Mapping[str, Any] | None = None, **changes: Any) -> dict[str, A
     return {**DEFAULT_VALUES, "applications": [application], **changes}
 
 
+def routed(prefix: str | None) -> dict[str, Any]:
+    application = {**DEFAULT_VALUES["applications"][0], "route_prefix": prefix}
+    return {**DEFAULT_VALUES, "applications": [application]}
+
+
 def test_the_repositorys_configuration_is_the_default() -> None:
     assert yaml.safe_load((ROOT / "serve_config.yaml").read_text()) == DEFAULT_VALUES
 
@@ -115,12 +124,29 @@ def test_all_interfaces_are_said() -> None:
     [
         ("a: [1, 2\nb: 3", r"some_config.yaml:2:\d+: not YAML"),
         ("just words", "holds no keys and values"),
+        ("a: 2021-99-99", "some_config.yaml: not YAML: .*month"),
+        ("a: !!int abc", "some_config.yaml: not YAML"),
+        ("a: !!timestamp x", "some_config.yaml: not YAML"),
+        ("a: " + "[" * 2000, "some_config.yaml.*: not YAML"),
         ({}, "`applications` must be a list"),
         ({"applications": ["sam3"]}, "`applications` must be a list"),
         ({"applications": []}, "0 applications have import_path"),
         (config(aplications=[]), "'aplications'; did you mean 'applications'"),
         (config(http_options={"prot": 1}), r"'http_options\.prot'; did you mean 'port'"),
         (config(http_options={"port": "many"}), r"http_options\.port"),
+        (config(http_options={"ssl_certfile": "a.pem"}), "ssl_keyfile.*must be provided together"),
+        (
+            config(http_options={"ssl_keyfile": "half.yaml"}),
+            r"http_options\.ssl_keyfile: no such file",
+        ),
+        (
+            config({"deadline_s": 500}),
+            "request_timeout_s is 150, but must be above deadline_s.*500",
+        ),
+        (routed("x"), "route_prefix 'x' must start with '/'"),
+        (routed("/a/"), "route_prefix '/a/'.*not end with '/'"),
+        (routed("/{a}"), r"route_prefix '/\{a\}'.*braces"),
+        (routed(None), "route_prefix None"),
         (config(http_options=[1]), "`http_options` must be keys and values"),
         (config({"chekpoint": "demo"}), "'chekpoint'; did you mean 'checkpoint'"),
         (config({"backend": "gpu"}), "backend: .*'gpu'"),
@@ -173,6 +199,18 @@ def test_a_port_in_use_names_who_uses_it() -> None:
     assert f"--port {port + 1}" in str(raised.value)
 
 
+@pytest.mark.parametrize("taken", ["by another", "by the service itself"])
+def test_a_metrics_port_in_use(taken: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from sam3_ray.cli import main
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1] if taken == "by another" else free_port())
+        own = port if taken != "by another" else str(free_port())
+        assert main(["serve", "--port", own, "--metrics-port", port]) == 1
+    said = capsys.readouterr().err
+    assert f"--metrics-port {port}" in said or f"--metrics-port {int(port) + 1}" in said
+
+
 @pytest.mark.parametrize(
     ("host", "port", "said"),
     [
@@ -180,11 +218,95 @@ def test_a_port_in_use_names_who_uses_it() -> None:
         ("127.0.0.1", -1, "-1"),
         ("192.0.2.7", None, "192.0.2.7 is not an address of this machine"),
         ("no such host", None, "no such host"),
+        ("a..b", None, r"'a\.\.b': not the name of a host"),
+        ("h" * 70, None, "not the name of a host"),
     ],
 )
 def test_an_address_that_cannot_be(host: str, port: int | None, said: str) -> None:
     with pytest.raises(PreflightError, match=said):
         checked(host=host, port=free_port() if port is None else port)
+
+
+def test_a_route_below_the_root_is_part_of_the_url() -> None:
+    port = free_port()
+    for prefix in ("/sam3", "/a/b"):
+        assert checked(routed(prefix), port=port).url == f"http://127.0.0.1:{port}{prefix}"
+
+
+def test_without_a_timeout_of_serves_any_deadline_will_do() -> None:
+    http = {"host": "127.0.0.1"}
+    values = config({"deadline_s": 500, "checkpoint": "demo"}, http_options=http)
+    assert checked(values).url
+
+
+def certificate(folder: Path) -> dict[str, str]:
+    """A certificate of nobody for a host that is not ours, as options of Serve."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "elsewhere.example")])
+    day = datetime.timedelta(days=1)
+    now = datetime.datetime.now(datetime.UTC)
+    signed = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - day)
+        .not_valid_after(now + day)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    (folder / "cert.pem").write_bytes(signed.public_bytes(pem))
+    plain = serialization.NoEncryption(), serialization.BestAvailableEncryption(b"secret")
+    for path, encryption in zip(("key.pem", "locked.pem"), plain, strict=True):
+        (folder / path).write_bytes(
+            key.private_bytes(pem, serialization.PrivateFormat.PKCS8, encryption)
+        )
+    return {"ssl_certfile": str(folder / "cert.pem"), "ssl_keyfile": str(folder / "key.pem")}
+
+
+def test_a_certificate_is_tried(tmp_path: Path) -> None:
+    good = certificate(tmp_path)
+    (tmp_path / "junk.pem").write_text("junk")
+    junk, locked = str(tmp_path / "junk.pem"), str(tmp_path / "locked.pem")
+
+    def with_options(**options: str) -> Launch:
+        http = {"host": "127.0.0.1", **good, **options}
+        return checked(config({"checkpoint": "demo"}, http_options=http))
+
+    assert with_options().url.startswith("https://127.0.0.1:")
+    assert with_options(ssl_keyfile=locked, ssl_keyfile_password="secret").url
+    for wrong, said in (
+        ({"ssl_certfile": "absent.pem"}, r"ssl_certfile: no such file: absent\.pem"),
+        ({"ssl_certfile": junk}, r"junk\.pem cannot be used"),
+        ({"ssl_keyfile": junk}, "cannot be used"),
+        ({"ssl_keyfile": locked}, "cannot be used"),
+        ({"ssl_keyfile": locked, "ssl_keyfile_password": "wrong"}, "cannot be used"),
+        ({"ssl_ca_certs": junk}, "cannot be used"),
+    ):
+        with pytest.raises(PreflightError, match=said):
+            with_options(**wrong)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"junk", "cut short", "few merges"])
+def test_a_vocabulary_that_is_none(
+    content: bytes | str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sam3_ray.text import find_bpe_file
+
+    path = tmp_path / "bpe.txt.gz"
+    real = find_bpe_file().read_bytes()
+    if content == "cut short":
+        path.write_bytes(real[:-1000])
+    elif content == "few merges":
+        path.write_bytes(gzip.compress(gzip.decompress(real)[:10_000]))
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    monkeypatch.setenv("SAM3_BPE_PATH", str(path))
+    with pytest.raises(PreflightError, match=str(path)):
+        checked(config({"checkpoint": "demo"}))
+    path.write_bytes(real)
+    assert checked(config({"checkpoint": "demo"})).url
 
 
 def test_a_machine_with_chips_never_takes_the_demo_by_itself() -> None:
@@ -244,13 +366,17 @@ class Serving:
 
     def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
         self._out, self._err = folder / "out.txt", folder / "err.txt"
+        # What the tests' own Ray sets, or a developer has set, is not what a user's machine has.
+        plain = {
+            k: v for k, v in os.environ.items() if k not in (LOOPBACK_VARIABLE, "RAY_AUTH_MODE")
+        }
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
                 [*SAM3_RAY, "serve", *arguments],
                 stdout=out,
                 stderr=err,
                 cwd=folder,
-                env={**os.environ, **environment},
+                env={**plain, **environment},
             )
         self.family: dict[int, psutil.Process] = {}
 
@@ -270,6 +396,22 @@ class Serving:
         except psutil.NoSuchProcess:
             return True
         return self.process.poll() is not None
+
+    def reachable(self) -> dict[int, str]:
+        """Ports of its processes that listen on more than the loopback, each with its process's name."""
+        self.watch()
+        found = {}
+        for process in [psutil.Process(self.process.pid), *self.family.values()]:
+            try:
+                connections, name = process.net_connections("inet"), process.name()
+            except psutil.NoSuchProcess:
+                continue  # Ray starts short-lived ones, too
+            for connection in connections:
+                address = ipaddress.ip_address(connection.laddr.ip)
+                address = getattr(address, "ipv4_mapped", None) or address
+                if connection.status == psutil.CONN_LISTEN and not address.is_loopback:
+                    found[connection.laddr.port] = name
+        return found
 
     def until(self, found: Callable[[], object], what: str) -> None:
         def step() -> bool:
@@ -378,6 +520,26 @@ def circle(tmp_path: Path) -> Path:
     return path
 
 
+def documented_series() -> set[str]:
+    """The names in docs/serving.md as Prometheus sees them; of a histogram its count."""
+    section = (
+        (ROOT / "docs" / "serving.md").read_text().split("\n## Metrics\n")[1].split("\n## ")[0]
+    )
+    return set(re.findall(r"^\| `(ray_sam3_\w+)` \|", section, re.MULTILINE))
+
+
+def test_the_documented_metrics_are_those_of_the_source() -> None:
+    source = (ROOT / "sam3_ray" / "serve" / "metrics.py").read_text()
+    totals = set(re.findall(r'_Total\(\s*"(\w+)"', source))
+    gauges = set(re.findall(r'Gauge\(\s*"(\w+)"', source))
+    histograms = set(re.findall(r'Histogram\(\s*"(\w+)"', source))
+    assert documented_series() == (
+        {f"ray_{name}_total" for name in totals}
+        | {f"ray_{name}" for name in gauges}
+        | {f"ray_{name}_count" for name in histograms}
+    )
+
+
 @pytest.mark.timeout(900)
 def test_a_whole_life_beside_another_ray(
     serving: Callable[..., Serving], other_ray: OtherRay, circle: Path
@@ -413,6 +575,30 @@ def test_a_whole_life_beside_another_ray(
         assert client.ask(pixels, "red circle").cached
         with pytest.raises(RequestRefusedError, match="not an image"):
             client.predict(b"no picture", "car")
+    # Nobody else reaches it, nor its Ray; a replica's port for its like, Ray's own, wants Ray's token.
+    for port_of_replica, name in service.reachable().items():
+        assert name.startswith("ray::ServeReplica"), (name, port_of_replica)
+        with grpc.insecure_channel(f"127.0.0.1:{port_of_replica}") as channel:
+            call = channel.unary_unary("/ray.serve.ASGIService/HandleRequest")
+            with pytest.raises(grpc.RpcError) as refused:
+                call(b"", timeout=20)
+        assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    # The metrics that are documented are where the greeting says.
+    metrics_url = re.findall(
+        r"^Metrics for Prometheus: (http://127\.0\.0\.1:\d+/metrics)$", service.out, re.M
+    )
+
+    def exported() -> set[str]:
+        lines = httpx.get(metrics_url[0], timeout=20).text.splitlines()
+        return {
+            re.split(r"[ {]", line, maxsplit=1)[0]
+            for line in lines
+            if "sam3_" in line and line[0] != "#"
+        }
+
+    service.until(
+        lambda: documented_series() <= exported(), f"series {sorted(documented_series())}"
+    )
     # Nothing of Ray's or Serve's talk is on the console.
     assert [line for line in service.err.splitlines() if not line.startswith("sam3-ray: ")] == []
     assert "INFO" not in service.out + service.err
@@ -424,6 +610,24 @@ def test_a_whole_life_beside_another_ray(
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
     assert other_ray.double(21) == 42
+
+
+@pytest.mark.timeout(600)
+def test_it_is_ready_when_it_answers_over_https(
+    serving: Callable[..., Serving], tmp_path: Path
+) -> None:
+    http = {"host": "127.0.0.1", **certificate(tmp_path)}
+    Path("secure.yaml").write_text(
+        yaml.safe_dump(config({"checkpoint": "demo"}, http_options=http))
+    )
+    port = free_port()
+    service = serving("secure.yaml", "--port", str(port))
+    service.until(lambda: "Ctrl-C" in service.out, "greeting")
+    assert f"is ready: https://127.0.0.1:{port}\n" in service.out
+    with httpx.Client(verify=False) as client:
+        assert client.get(f"https://127.0.0.1:{port}/health").json() == {"status": "ok"}
+    assert service.stop(signal.SIGTERM) == 0
+    assert service.left_behind() == []
 
 
 @pytest.mark.timeout(600)

@@ -186,6 +186,38 @@ def test_an_environment_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mark"]
 
 
+TALKATIVE_PYTHON = """#!/bin/sh
+# Python 3.12 with venv, pip and uv, as far as scripts/install.sh sees.
+case "$1 $2" in
+    "-c "*) echo 3.12 ;;
+    "-m venv") for folder; do :; done; mkdir -p "$folder/bin"; cp "$0" "$folder/bin/python" ;;
+    "-m uv" | "-m pip")
+        [ "$3" = --version ] && exit FOUND_UV
+        case "$*$NO_NETWORK" in *requirements.txt*no) echo "error: no network" >&2; exit 1 ;; esac
+        case "$*" in *--quiet*) ;; *) seq -f " + package-%g==1.0" 170 ;; esac ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("installer", ["uv", "pip"])
+def test_installing_says_one_line_and_every_error(tmp_path: Path, installer: str) -> None:
+    python = tmp_path / "python3.12"
+    python.write_text(TALKATIVE_PYTHON.replace("FOUND_UV", "0" if installer == "uv" else "1"))
+    python.chmod(0o755)
+    done = run("make", "install", f"VENV={tmp_path / 'venv'}", f"PYTHON={python}")
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if "make" not in line]
+    assert lines == [f"Installing into {tmp_path / 'venv'}; the first time takes a few minutes ..."]
+    assert (tmp_path / "venv" / ".sam3-ray").is_file()
+
+    failed = run(
+        "make", "install", f"VENV={tmp_path / 'other'}", f"PYTHON={python}", NO_NETWORK="no"
+    )
+    assert failed.returncode != 0
+    assert "error: no network" in failed.stderr
+    assert not (tmp_path / "other" / ".sam3-ray").exists()
+
+
 # --- make install-into -------------------------------------------------------------------------
 
 OWN = {"torch": "2.7.1+tt", "ttnn": "0.70.0+tt", "numpy": "1.26.3+tt"}

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sam3_ray.images import ImageSource
 from sam3_ray.prompt import Prompt, Request, as_prompts
+from sam3_ray.text import PADDING_TOKEN, tokenize
 
 SOURCE = ImageSource.from_digest("0" * 32)
 
@@ -19,6 +22,49 @@ def test_a_prompt_is_stripped() -> None:
 @pytest.mark.parametrize("text", ["", "   ", "\n\t"])
 def test_an_empty_prompt(text: str) -> None:
     with pytest.raises(ValueError, match="empty"):
+        Prompt(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\0",
+        "\ufeff",
+        "&nbsp;",
+        "&amp;nbsp;",
+        "\u200b",
+        "\x1b[36m",
+        "ï»¿",
+        "\u00a0 \u2003",
+        "\u00ad",
+    ],
+)
+def test_a_prompt_of_which_nothing_is_left_to_read(text: str) -> None:
+    with pytest.raises(ValueError, match=r"cannot be seen|empty"):
+        Prompt(text)
+
+
+@settings(deadline=None)  # the first text loads the tokenizer
+@given(
+    st.text(st.sampled_from("a\0\ufeff\x1b[m;0&nbsp#x \u200bï»¿Â\u00a0é猫"), min_size=1, max_size=9)
+)
+def test_the_tokenizer_finds_something_in_every_prompt(text: str) -> None:
+    """Start, end and nothing between is what upstream's tokenizer makes of a text without content."""
+    try:
+        prompt = Prompt(text)
+    except ValueError:
+        return
+    assert int((tokenize([prompt.text], 32) != PADDING_TOKEN).sum()) > 2
+
+
+@pytest.mark.parametrize("text", ["AT&T logo", "café", "猫", "!", "🦜", "größe &amp; form", "a\tb"])
+def test_a_prompt_in_any_script(text: str) -> None:
+    assert Prompt(text).text == text
+
+
+@pytest.mark.parametrize("text", ["\ud800", "red \udcff car"])
+def test_a_prompt_that_is_no_unicode_text(text: str) -> None:
+    with pytest.raises(ValueError, match="half a surrogate"):
         Prompt(text)
 
 

@@ -15,7 +15,9 @@ def test_values_are_read_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAM3_MAX_PROMPTS", "16")
     assert settings().weights_dir == Path("/a/b")
     assert settings().exif is False
+    monkeypatch.setenv("SAM3_MAX_MASK_PIXELS", "1000")
     assert settings().max_prompts == 16
+    assert settings().max_mask_pixels == 1000
     monkeypatch.setenv("SAM3_EXIF", "yes")
     assert settings().exif is True
 
@@ -26,6 +28,7 @@ def test_values_are_read_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         ("SAM3_NUM_THREADS", "0"),
         ("SAM3_NUM_THREADS", "many"),
         ("SAM3_MAX_PROMPTS", "65"),
+        ("SAM3_MAX_MASK_PIXELS", "0"),
         ("SAM3_EXIF", "maybe"),
         ("SAM3_IMAGE_CACHE_BYTES", "-1"),
     ],

@@ -9,12 +9,13 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
 
 from sam3_ray import __version__, chips
+from sam3_ray.cli.doctor_check import Check, Status
+from sam3_ray.cli.doctor_chips import check_chips, check_dispatch, check_what_chips_need
 from sam3_ray.errors import CheckpointError, WeightsNotFoundError
 
 DESCRIPTION = """\
@@ -34,8 +35,6 @@ examples:
 
 WANTED_PYTHON = (3, 12)
 
-Status = Literal["ok", "warning", "missing"]
-
 GIB = 1024**3
 FULL_MODEL_BYTES = 10 * GIB
 """Memory for the full model on the CPU: 3.4 GB of float32 weights, activations, Ray."""
@@ -45,25 +44,6 @@ DEMO_BYTES = 3 * GIB
 
 SHARED_MEMORY_BYTES = 512 * 1024 * 1024
 """What Ray's object store should have in /dev/shm; with less Ray takes slow files in /tmp."""
-
-_TENSTORRENT_VENDOR = "0x1e52"
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing looked at.
-
-    Attributes:
-        name: what.
-        status: ok, warning or missing.
-        found: what is here.
-        todo: what to do about it; empty where it is ok.
-    """
-
-    name: str
-    status: Status
-    found: str
-    todo: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -114,9 +94,10 @@ def examine(*, root: Path = Path("/"), port: int = 8000) -> Iterator[Check]:
     if problem:
         yield Check("chips", "missing", problem, f"correct {chips.VISIBLE_DEVICES}, or unset it")
     else:
-        yield _chips(machine, visible, root)
+        yield check_chips(machine, visible, root)
     if machine.chips:
-        yield from _what_chips_need(machine, visible)
+        yield from check_what_chips_need(machine, visible)
+        yield from check_dispatch(visible)
     yield _guarded("vocabulary", _vocabulary)
     yield _guarded("demo checkpoint", _demo)
     yield _guarded("weights", lambda: _weights(with_chips))
@@ -212,91 +193,15 @@ def _version(name: str) -> str | None:
         return None
 
 
-# -- chips -----------------------------------------------------------------------------------------
-
-
-def _chips(machine: chips.Machine, visible: tuple[chips.Chip, ...], root: Path) -> Check:
-    if not machine.chips:
-        cards = _cards_on_the_bus(root)
-        if cards:
-            return Check(
-                "chips",
-                "missing",
-                f"{cards} Tenstorrent card(s) on the PCI bus, but no driver (no /dev/tenstorrent)",
-                "install tt-kmd and `modprobe tenstorrent` (docs.tenstorrent.com); in a container pass "
-                "--device /dev/tenstorrent",
-            )
-        return Check("chips", "ok", "none: the model runs on the CPU")
-    described = [_describe(chip) for chip in visible]
-    hidden = len(machine.chips) - len(visible)
-    found = "; ".join(described) or "none"
-    if hidden:
-        found += f" ({hidden} more hidden by {chips.VISIBLE_DEVICES})"
-    locked = [chip for chip in visible if not chip.readable]
-    if locked:
-        return Check(
-            "chips",
-            "missing",
-            found,
-            f"this user may not open /dev/tenstorrent/{locked[0].device}: add it to the file's group",
-        )
-    if any(chip.busy for chip in visible):
-        return Check(
-            "chips",
-            "warning",
-            found,
-            f"stop what uses a chip, or leave it out: {chips.VISIBLE_DEVICES}=...",
-        )
-    return Check("chips", "ok", found)
-
-
-def _describe(chip: chips.Chip) -> str:
-    parts = [chip.card or "unknown card", chip.pci_address or f"/dev/tenstorrent/{chip.device}"]
-    if chip.firmware:
-        parts.append(f"firmware {chip.firmware}")
-    parts.append(f"open in {', '.join(map(str, chip.holders))}" if chip.busy else "free")
-    return f"{chip.index}: {', '.join(parts)}"
-
-
-def _cards_on_the_bus(root: Path) -> int:
-    vendors = (root / "sys/bus/pci/devices").glob("*/vendor")
-    return sum(vendor.read_text().strip() == _TENSTORRENT_VENDOR for vendor in vendors)
-
-
-def _what_chips_need(machine: chips.Machine, visible: tuple[chips.Chip, ...]) -> Iterator[Check]:
-    if machine.driver is None:
-        yield Check(
-            "driver",
-            "warning",
-            "its version cannot be read",
-            "is tt-kmd loaded? `modinfo tenstorrent`",
-        )
-    else:
-        yield Check("driver", "ok", f"tt-kmd {machine.driver}")
-    without_iommu = [chip for chip in visible if not chip.iommu]
-    pages = machine.hugepages or 0
-    if not without_iommu:
-        yield Check("hugepages", "ok", "an IOMMU translates: none are needed")
-    elif pages >= len(without_iommu):
-        free = "" if machine.free_hugepages is None else f", {machine.free_hugepages} free"
-        yield Check("hugepages", "ok", f"{pages} of 1 GiB{free}")
-    else:
-        yield Check(
-            "hugepages",
-            "missing",
-            f"{pages} of 1 GiB, and no IOMMU translates for {len(without_iommu)} chip(s)",
-            f"set aside {len(without_iommu)} pages of 1 GiB (tenstorrent's hugepages-setup service does), or "
-            "turn the IOMMU on",
-        )
-
-
 # -- model -----------------------------------------------------------------------------------------
 
 
 def _vocabulary() -> Check:
-    from sam3_ray.text import find_bpe_file
+    from sam3_ray.text import check_bpe_file, find_bpe_file
 
-    return Check("vocabulary", "ok", str(find_bpe_file()))
+    path = find_bpe_file()
+    check_bpe_file(path)
+    return Check("vocabulary", "ok", str(path))
 
 
 def _demo() -> Check:
@@ -380,11 +285,14 @@ def _hub_refusal() -> tuple[str, str] | None:
 
 
 def _port(port: int) -> Check:
-    from sam3_ray.serve.preflight import PreflightError, check_port
+    from sam3_ray.serve.address import AddressError, PortInUseError, check_port
 
     try:
         check_port("127.0.0.1", port)
-    except PreflightError as error:
+    except PortInUseError as error:
+        status: Status = "warning" if error.service is None else "ok"
+        return Check("port", status, error.found, error.todo if error.service is None else "")
+    except AddressError as error:
         return Check("port", "warning", str(error), "the service can take another one: --port")
     return Check("port", "ok", f"{port} is free")
 

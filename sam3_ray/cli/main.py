@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -16,6 +18,7 @@ from sam3_ray import __version__
 COMMANDS = {
     "serve": "start the HTTP service on this machine",
     "predict": "find objects in images, here, without a service",
+    "chips": "list the Tenstorrent chips, and enable ETH dispatch on them",
     "doctor": "check this machine: what is here, and what to do about what is not",
 }
 """Each is a module of this package with ``DESCRIPTION``, ``EXAMPLES``, ``add_arguments`` and ``run``."""
@@ -57,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0; 1 where the command failed; 2 where the command line is wrong.
     """
+    _prepare_streams()
     try:
         try:
             return _run(sys.argv[1:] if arguments is None else list(arguments))
@@ -68,9 +72,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Python flushes stdout once more at exit: give it something that takes it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_stdout_up()
         return BROKEN_PIPE
+    except OSError as error:
+        # A file has a name; what is left is the output itself.
+        if (
+            error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+            or error.filename
+        ):
+            raise
+        _give_stdout_up()
+        print(f"sam3-ray: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+def _prepare_streams() -> None:
+    """Have output that works: a name of a file need not be text, and a stream may be closed (``>&-``)."""
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, name)
+        if stream is None:
+            # Its number too, or the next file that is opened would get it, and what is written to it.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            if nowhere != descriptor:
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
+            setattr(sys, name, os.fdopen(descriptor, "w", closefd=False))
+        elif stream.errors == "strict" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _give_stdout_up() -> None:
+    """Python flushes stdout once more at exit: give it something that takes it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: list[str]) -> int:
@@ -102,4 +135,11 @@ def _run(arguments: list[str]) -> int:
         return 2
     parsed = parser.parse_args(arguments)
     assert command is not None  # argparse has refused any other word
+    if asked != "doctor":  # which tells of them among other things
+        from sam3_ray.settings import settings
+
+        try:
+            settings()
+        except ValueError as error:
+            raise CommandError(str(error)) from error
     return int(command.run(parsed))

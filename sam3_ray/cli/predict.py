@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import re
+import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -191,9 +193,13 @@ def _answers(
 
 
 def _missing(path: Path) -> str | None:
-    if path.is_dir():
-        return f"{path} is a folder; give its images: {path}/*"
-    return None if path.exists() else f"{path}: no such file"
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return f"{path}: no such file"
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        return f"{path}: {error.strerror}"
+    return f"{path} is a folder; give its images: {path}/*" if stat.S_ISDIR(mode) else None
 
 
 def _message(image: Path, error: Exception) -> str:
@@ -212,7 +218,11 @@ def _targets(images: Sequence[Path], output: str | None) -> dict[int, Path]:
     from PIL import Image
 
     target = Path(output)
-    if target.is_dir() or output.endswith(("/", "\\")) or not target.suffix:
+    try:
+        is_folder = target.is_dir()
+    except OSError as error:
+        raise CommandError(f"--output {output}: {error.strerror}") from error
+    if is_folder or output.endswith(("/", "\\")) or not target.suffix:
         try:
             target.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -225,11 +235,19 @@ def _targets(images: Sequence[Path], output: str | None) -> dict[int, Path]:
         )
     else:
         Image.init()
-        if Image.EXTENSION.get(target.suffix.lower()) not in Image.SAVE:
+        picture_format = Image.EXTENSION.get(target.suffix.lower())
+        if picture_format not in Image.SAVE:
             raise CommandError(
                 f"--output {output}: no picture format is called {target.suffix!r}; take .png",
                 exit_code=2,
             )
+        try:
+            Image.new("RGB", (16, 16)).save(io.BytesIO(), picture_format)
+        except (OSError, ValueError, KeyError) as error:  # formats that are for other pixels
+            raise CommandError(
+                f"--output {output}: {target.suffix} cannot hold such a picture ({error}); take .png",
+                exit_code=2,
+            ) from error
         if not target.parent.is_dir():
             raise CommandError(f"--output {output}: there is no folder {target.parent}")
         targets = {0: target}
@@ -260,8 +278,12 @@ def _draw(image: Path, results: Sequence[Sam3Result], target: Path) -> str | Non
 
     try:
         draw_overlay(image, results).save(target)
-    except OSError as error:
-        return f"{image}: the picture {target} cannot be written: {error.strerror or error}"
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # ValueError: a format's own limits, such as WebP's 16383 pixels
+        reason = getattr(error, "strerror", None) or error
+        return f"{image}: the picture {target} cannot be written: {reason}"
     return None
 
 

@@ -63,6 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replicas", type=int, help="how many replicas (default: one a chip; on a CPU one)"
     )
+    parser.add_argument(
+        "--metrics-port",
+        type=int,
+        help="port of the metrics for Prometheus (default: any free one)",
+    )
     parser.add_argument("--dashboard", action="store_true", help="also start Ray's dashboard")
     parser.add_argument("--verbose", action="store_true", help="show Ray's and Serve's messages")
 
@@ -72,17 +77,23 @@ def run(arguments: argparse.Namespace) -> int:
     # Before anything else: a stop while modules are imported must not leave a half-started Ray.
     stopper = _Stopper()
     say("checking configuration, chips and weights ...")
+    from sam3_ray.serve.launch import LaunchError, LocalService, keep_ray_on_loopback
+
+    keep_ray_on_loopback()
     launch = _check(arguments)
     for note in launch.notes:
         say(f"note: {note}")
-    from sam3_ray.serve.launch import LaunchError, LocalService
-
-    service = LocalService(launch, verbose=arguments.verbose, dashboard=arguments.dashboard)
+    service = LocalService(
+        launch,
+        verbose=arguments.verbose,
+        dashboard=arguments.dashboard,
+        metrics_port=arguments.metrics_port,
+    )
     say("starting ...")
     try:
         service.start(lambda what: say(f"still starting: {what}"))
         stopper.quiet()
-        print(_greeting(launch), flush=True)
+        print(_greeting(launch, service.metrics_url), flush=True)
         _watch(service, stopper.stopped)
         say("stopping ...")
         return 0
@@ -100,6 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> Launch:
+    from sam3_ray.serve.address import AddressError, check_port
     from sam3_ray.serve.preflight import Overrides, PreflightError, check
 
     chosen = {
@@ -108,12 +120,19 @@ def _check(arguments: argparse.Namespace) -> Launch:
         if getattr(arguments, name) is not None
     }
     try:
-        return check(arguments.config, Overrides(arguments.host, arguments.port, chosen))
-    except PreflightError as error:
+        launch = check(arguments.config, Overrides(arguments.host, arguments.port, chosen))
+        if arguments.metrics_port is not None:
+            if arguments.metrics_port == launch.values["http_options"].get("port", 8000):
+                raise PreflightError(
+                    f"--metrics-port {arguments.metrics_port} is the service's own port; choose another"
+                )
+            check_port("127.0.0.1", arguments.metrics_port, "--metrics-port")
+        return launch
+    except (PreflightError, AddressError) as error:
         raise CommandError(str(error)) from error
 
 
-def _greeting(launch: Launch) -> str:
+def _greeting(launch: Launch, metrics_url: str | None) -> str:
     plan = launch.plan
     device = "the CPU" if plan.backend == "cpu" else f"{plan.replicas} Tenstorrent chip(s)"
     lines = [f"sam3_ray {__version__} is ready: {launch.url}"]
@@ -128,6 +147,8 @@ def _greeting(launch: Launch) -> str:
             lines.append(f"Why: {launch.why_demo}. The README tells how to get them.")
     else:
         lines.append(f"It serves {plan.checkpoint.label} on {device}.")
+    if metrics_url is not None:
+        lines.append(f"Metrics for Prometheus: {metrics_url}")
     lines.append("Ctrl-C stops it.")
     return "\n".join(lines)
 

@@ -18,6 +18,9 @@ from sam3_ray.serve.replica import Sam3Replica
 logger = logging.getLogger("sam3_ray")
 
 APP_NAME = "sam3"
+INGRESS_REQUESTS = 10_000
+"""Requests that the ingress has at a time, most of them waiting for their clients."""
+
 ROUTER = "sam3_ray.serve.router.DigestRouter"
 
 
@@ -64,10 +67,10 @@ def deployments(config: ServeConfig, plan: Plan) -> Application:
         num_replicas=1,
         # It only forwards bytes; with a CPU of its own it would not fit on a machine with one.
         ray_actor_options={"num_cpus": 0},
-        # Larger than all that the replicas take: what the proxy turns away gets plain text, not a problem.
-        max_ongoing_requests=plan.replicas * config.max_ongoing_requests
-        + config.max_queued_requests
-        + 64,
+        # Far more than the replicas take: a request whose body comes slowly holds nobody's place, and what
+        # the proxy turns away gets plain text, not a problem. Bodies are bounded by UploadSpace, work by the
+        # replicas' own numbers.
+        max_ongoing_requests=INGRESS_REQUESTS,
     )(serve.ingress()(Ingress))
     application: Application = ingress.bind(replicas.bind(config, plan), config, plan)
     return application

@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import codecs
+import json
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
+from urllib.parse import parse_qsl
 
 from pydantic import ValidationError
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
@@ -23,6 +26,8 @@ from sam3_ray.images import file_digest
 from sam3_ray.prompt import Prompt
 from sam3_ray.serve.errors import Problem, ProblemError, ProblemType, invalid
 from sam3_ray.serve.schemas import Options, PredictBody, PredictJob, PromptBody
+from sam3_ray.serve.uploads import Body, Limits, too_large
+from sam3_ray.serve.validation import fault_message, field_name, validation_problem
 
 MAX_PHRASE_CHARACTERS = 500
 """The model reads 32 tokens of a phrase; a longer text only costs the tokenizer's time."""
@@ -30,50 +35,48 @@ MAX_PHRASE_CHARACTERS = 500
 _OPTIONS_BYTES = 256 * 1024
 """Room in a body for everything but the image."""
 
-_BIG_JSON_BYTES = 256 * 1024
+_BIG_JSON_BYTES = 16 * 1024
 """A JSON body above this is parsed on another thread: the event loop has others to serve."""
+
+_MOST_JSON_COMMAS = 64 * 1024
+"""More than any request has (base64 has none): millions of values are not even parsed."""
 
 _MAX_FORM_FIELDS = 256
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a request may cost.
-
-    Attributes:
-        max_upload_bytes: of an image file.
-        max_prompts: phrases of one request.
-    """
-
-    max_upload_bytes: int
-    max_prompts: int
-
-
-async def read_job(request: Request, limits: Limits) -> PredictJob:
+async def read_job(
+    request: Request, limits: Limits, take: Callable[[int], None] = lambda count: None
+) -> PredictJob:
     """The job that a request asks for.
 
+    Args:
+        request: with its body unread.
+        limits: that hold for it.
+        take: of ``UploadSpace.place``, told of the body's bytes as they come.
+
     Raises:
-        ProblemError: 400, 413, 415 or 422, with what was wrong.
+        ProblemError: 400, 408, 413, 415, 422 or 503, with what was wrong.
     """
+    body = Body(request, limits, take)
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise _unsupported(f"Content-Encoding {encoding!r} is not read; send the body as it is")
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if media_type == "application/json":
         _refuse_query(request, media_type)
-        data = await _read(request, 4 * (-(-limits.max_upload_bytes // 3)) + _OPTIONS_BYTES, limits)
+        data = await body.read(4 * (-(-limits.max_upload_bytes // 3)) + _OPTIONS_BYTES)
         parse = asyncio.to_thread(_from_json, data) if len(data) > _BIG_JSON_BYTES else None
         image, options = _from_json(data) if parse is None else await parse
     elif media_type == "multipart/form-data":
         _refuse_query(request, media_type)
-        image, options = await _from_multipart(request, limits)
+        image, options = await _from_multipart(request, body, limits)
     elif media_type.startswith("image/"):
-        options = _options(request.query_params.multi_items(), "query parameter")
-        image = await _read(request, limits.max_upload_bytes, limits)
+        options = _options(_query(request), "query parameter")
+        image = await body.read(limits.max_upload_bytes)
     elif not media_type:
-        options = _options(request.query_params.multi_items(), "query parameter")
+        options = _options(_query(request), "query parameter")
         image = None
-        if await _read(request, limits.max_upload_bytes, limits):
+        if await body.read(limits.max_upload_bytes):
             raise _unsupported(f"the body has no Content-Type; {_ACCEPTED}")
     else:
         raise _unsupported(f"Content-Type {media_type!r} is not read; {_ACCEPTED}")
@@ -97,7 +100,7 @@ _ACCEPTED = (
 
 def _job(image: bytes | None, options: Options, limits: Limits, *, gzip: bool) -> PredictJob:
     if image is not None and len(image) > limits.max_upload_bytes:
-        raise _too_large(limits)
+        raise too_large(limits)
     digest = options.image_digest
     if image:
         actual = file_digest(image)
@@ -151,13 +154,37 @@ def _prompts(prompts: Sequence[str | PromptBody], limits: Limits) -> tuple[Promp
 def _from_json(data: bytes) -> tuple[bytes | None, Options]:
     if not data:
         raise ProblemError(Problem(ProblemType.NO_IMAGE, "the body is empty"))
+    if data.count(b",") > _MOST_JSON_COMMAS:
+        raise ProblemError(
+            Problem(
+                ProblemType.UNPARSEABLE_BODY, f"the JSON has more than {_MOST_JSON_COMMAS} values"
+            )
+        )
+    _refuse_twice_given(data)
     try:
         # Strict: in JSON a number is a number and a string a string.
         body = PredictBody.model_validate_json(data, strict=True)
     except ValidationError as error:
-        raise _validation_problem(error, "field") from error
+        raise validation_problem(error, "field") from error
     image = None if body.image is None else _decode_base64(body.image)
     return image, body
+
+
+def _refuse_twice_given(data: bytes) -> None:
+    """pydantic would take the last one in silence. What else is wrong with the JSON, it says better."""
+
+    def checked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        members: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in members:
+                raise invalid(field_name([name]), "given more than once")
+            members[name] = value
+        return members
+
+    try:
+        json.loads(data, object_pairs_hook=checked)
+    except (ValueError, RecursionError):
+        return
 
 
 def _decode_base64(text: str) -> bytes:
@@ -177,24 +204,27 @@ def _decode_base64(text: str) -> bytes:
         ) from error
 
 
-async def _from_multipart(request: Request, limits: Limits) -> tuple[bytes | None, Options]:
-    stream = _counted(request, limits.max_upload_bytes + _OPTIONS_BYTES, limits)
+async def _from_multipart(
+    request: Request, body: Body, limits: Limits
+) -> tuple[bytes | None, Options]:
+    _refuse_charset(request.headers["content-type"])
     parser = _InMemoryParser(
         request.headers,
-        stream,
+        body.chunks(limits.max_upload_bytes + _OPTIONS_BYTES),
         max_files=2,
         max_fields=_MAX_FORM_FIELDS,
         max_part_size=_OPTIONS_BYTES,
     )
     try:
         form: FormData = await parser.parse()
-    except (MultiPartException, KeyError, UnicodeDecodeError) as error:
-        # KeyError: no boundary in the Content-Type.
-        reason = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
-        raise ProblemError(
-            Problem(ProblemType.UNPARSEABLE_BODY, f"the multipart body cannot be parsed: {reason}")
+    except (MultiPartException, KeyError) as error:
+        missing = "its Content-Type names no boundary"
+        raise _broken_form(
+            missing if isinstance(error, KeyError) else str(error.message)
         ) from error
     try:
+        if not parser.ended:
+            raise _broken_form("it ends before its last boundary")
         fields: list[tuple[str, str]] = []
         files: list[UploadFile] = []
         for name, value in form.multi_items():
@@ -214,10 +244,62 @@ async def _from_multipart(request: Request, limits: Limits) -> tuple[bytes | Non
         await form.close()
 
 
+def _refuse_charset(content_type: str) -> None:
+    """Forms are UTF-8 (RFC 7578, section 5.1.2 knows others): a codec is nothing for a client to choose."""
+    _, parameters = parse_options_header(content_type)
+    charset = parameters.get(b"charset", b"utf-8").decode("latin-1")
+    try:
+        known = codecs.lookup(charset).name == "utf-8"
+    except (LookupError, ValueError):
+        known = False
+    if not known:
+        raise _unsupported(f"charset {charset[:40]!r} is not read; send the form in UTF-8")
+
+
+def _broken_form(reason: str) -> ProblemError:
+    return ProblemError(
+        Problem(ProblemType.UNPARSEABLE_BODY, f"the multipart body cannot be parsed: {reason}")
+    )
+
+
 class _InMemoryParser(MultiPartParser):
-    """Keeps uploads in memory: they are bounded, and a server needs no temporary files for them."""
+    """Keeps uploads in memory: they are bounded, and a server needs no temporary files for them.
+
+    Attributes:
+        ended: the last boundary has come; without it parts may be missing.
+    """
 
     spool_max_size = 1 << 62
+    ended = False
+
+    def on_part_end(self) -> None:
+        """A part is whole. Text that is not UTF-8 would be read as Latin-1: as another phrase."""
+        if self._current_part.file is None:
+            try:
+                self._current_part.data.decode("utf-8")
+            except UnicodeDecodeError as error:
+                name = self._current_part.field_name[:40]
+                raise MultiPartException(f"the field {name!r} is not UTF-8") from error
+        super().on_part_end()
+
+    def on_end(self) -> None:
+        """The last boundary."""
+        self.ended = True
+
+
+def _query(request: Request) -> list[tuple[str, str]]:
+    """Names and values of the query; Starlette's own reading replaces what is not UTF-8."""
+    try:
+        return parse_qsl(
+            request.scope.get("query_string", b"").decode("ascii"),
+            keep_blank_values=True,
+            errors="strict",
+            max_num_fields=_MAX_FORM_FIELDS,
+        )
+    except UnicodeDecodeError as error:
+        raise invalid("query", "must be UTF-8, percent-encoded") from error
+    except ValueError as error:
+        raise invalid("query", f"more than {_MAX_FORM_FIELDS} parameters") from error
 
 
 def _options(items: Sequence[tuple[str, str]], what: str) -> Options:
@@ -234,7 +316,7 @@ def _options(items: Sequence[tuple[str, str]], what: str) -> Options:
     try:
         return Options.model_validate({**values, "prompts": prompts})
     except ValidationError as error:
-        raise _validation_problem(error, what) from error
+        raise validation_problem(error, what) from error
 
 
 def _form_prompt(text: str, position: int) -> str | PromptBody:
@@ -247,7 +329,7 @@ def _form_prompt(text: str, position: int) -> str | PromptBody:
         first = error.errors(include_url=False, include_context=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise invalid(
-            f"prompts[{position}]" + (f".{where}" if where else ""), _plain(first, "field")
+            f"prompts[{position}]" + (f".{where}" if where else ""), fault_message(first, "field")
         ) from error
 
 
@@ -255,26 +337,6 @@ def _refuse_query(request: Request, media_type: str) -> None:
     if request.query_params:
         name = next(iter(request.query_params))
         raise invalid(name, f"with {media_type} options are in the body, not in the URL's query")
-
-
-# -- reading ---------------------------------------------------------------------------------------
-
-
-async def _read(request: Request, limit: int, limits: Limits) -> bytes:
-    return b"".join([chunk async for chunk in _counted(request, limit, limits)])
-
-
-async def _counted(request: Request, limit: int, limits: Limits) -> AsyncGenerator[bytes, None]:
-    """The body's chunks; refuses it as soon as more than ``limit`` bytes are declared or here."""
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limit:
-        raise _too_large(limits)
-    seen = 0
-    async for chunk in request.stream():
-        seen += len(chunk)
-        if seen > limit:
-            raise _too_large(limits)
-        yield chunk
 
 
 def _takes_gzip(headers: Headers) -> bool:
@@ -285,59 +347,5 @@ def _takes_gzip(headers: Headers) -> bool:
     return False
 
 
-# -- problems --------------------------------------------------------------------------------------
-
-
-def _too_large(limits: Limits) -> ProblemError:
-    return ProblemError(
-        Problem(
-            ProblemType.TOO_LARGE, f"an image file may have {limits.max_upload_bytes} bytes at most"
-        )
-    )
-
-
 def _unsupported(detail: str) -> ProblemError:
     return ProblemError(Problem(ProblemType.UNSUPPORTED_MEDIA_TYPE, detail))
-
-
-def _validation_problem(error: ValidationError, what: str) -> ProblemError:
-    """pydantic's findings as one problem: field names as a client wrote them, one line a fault."""
-    found: dict[str, str] = {}
-    for fault in error.errors(include_url=False, include_context=False):
-        if fault["type"] == "json_invalid":
-            return ProblemError(
-                Problem(ProblemType.UNPARSEABLE_BODY, f"the JSON cannot be parsed: {fault['msg']}")
-            )
-        field, message = _field(fault["loc"]), _plain(fault, what)
-        if fault["loc"][:1] == ("prompts",) and fault["loc"][2:] in (("str",), ("PromptBody",)):
-            message = 'must be a phrase, or an object {"text": ..., "threshold": ...}'
-        found.setdefault(field, message)
-    # A prompt of neither form is reported once for each form: keep the finer report.
-    for field in [f for f in found if any(other.startswith(f + ".") for other in found)]:
-        del found[field]
-    errors = tuple(found.items())
-    detail = "; ".join(f"{field}: {message}" if field else message for field, message in errors)
-    return ProblemError(Problem(ProblemType.INVALID_REQUEST, detail, errors))
-
-
-def _field(location: Sequence[int | str]) -> str:
-    """("prompts", 1, "PromptBody", "threshold") -> "prompts[1].threshold"."""
-    name = ""
-    for part in location:
-        if isinstance(part, int):
-            name += f"[{part}]"
-        elif part not in ("str", "PromptBody"):
-            name += f".{part}" if name else part
-    return name
-
-
-def _plain(fault: Mapping[str, Any], what: str) -> str:
-    if fault["type"] == "extra_forbidden":
-        return f"unknown {what}"
-    given = fault.get("input")
-    shown = (
-        f", got {given!r}"
-        if isinstance(given, (str, int, float)) and len(repr(given)) <= 80
-        else ""
-    )
-    return f"{fault['msg']}{shown}"

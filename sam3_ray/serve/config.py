@@ -8,8 +8,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from sam3_ray.settings import MAX_PROMPTS_LIMIT
+
 CONCURRENT_BATCHES = 2
-"""Batches of a replica at a time: one on the device, one finishing its masks on the host."""
+"""Batches of a replica at a time: one on the device, and what did not fit into it."""
 
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -50,7 +52,7 @@ class ServeConfig(BaseModel):
     max_prompts: int | None = Field(
         default=None,
         ge=1,
-        le=64,
+        le=MAX_PROMPTS_LIMIT,
         description="Phrases of one request; default SAM3_MAX_PROMPTS, else 4.",
     )
     max_upload_bytes: int | None = Field(
@@ -63,6 +65,12 @@ class ServeConfig(BaseModel):
         ge=1,
         description="Largest image, refused before it is decoded; default SAM3_MAX_IMAGE_PIXELS, else "
         "178,956,970.",
+    )
+    max_mask_pixels: int | None = Field(
+        default=None,
+        ge=1,
+        description="Pixels of all masks of one answer, at the image's size, whatever their format; more are "
+        "refused. Default SAM3_MAX_MASK_PIXELS, else 5,000,000,000.",
     )
     image_cache_bytes: int | None = Field(
         default=None,

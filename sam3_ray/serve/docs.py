@@ -14,9 +14,10 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic.json_schema import models_json_schema
 
-from sam3_ray.serve.bodies import MAX_PHRASE_CHARACTERS, Limits
+from sam3_ray.serve.bodies import MAX_PHRASE_CHARACTERS
 from sam3_ray.serve.errors import MEDIA_TYPE, ProblemType
 from sam3_ray.serve.schemas import Options, PredictBody, ProblemBody
+from sam3_ray.serve.uploads import Limits
 
 _REF = "#/components/schemas/{model}"
 

@@ -23,8 +23,10 @@ class ProblemType(Enum):
     NOT_FOUND = ("not-found", 404, "No such resource")
     IMAGE_NOT_CACHED = ("image-not-cached", 404, "The image is not in the cache; send it")
     METHOD_NOT_ALLOWED = ("method-not-allowed", 405, "Method not allowed")
+    SLOW_UPLOAD = ("slow-upload", 408, "The body came too slowly")
     TOO_LARGE = ("too-large", 413, "The upload is too large")
     IMAGE_TOO_LARGE = ("image-too-large", 413, "The image has too many pixels")
+    ANSWER_TOO_LARGE = ("answer-too-large", 413, "The answer's masks have too many pixels")
     UNSUPPORTED_MEDIA_TYPE = (
         "unsupported-media-type",
         415,
@@ -82,7 +84,8 @@ class Problem:
 
     def to_bytes(self) -> bytes:
         """The body."""
-        return json.dumps(self.to_dict(), ensure_ascii=False).encode()
+        text = json.dumps(self.to_dict(), ensure_ascii=False)
+        return text.encode(errors="backslashreplace")  # half a surrogate: as JSON escapes it
 
     def headers(self) -> dict[str, str]:
         """Headers that go with it, ``Content-Type`` not among them."""
@@ -110,13 +113,11 @@ def problem_of(error: Exception) -> Problem:
         case ImageNotCachedError():
             return Problem(ProblemType.IMAGE_NOT_CACHED, _message(error))
         case ImageTooLargeError():
-            return Problem(ProblemType.IMAGE_TOO_LARGE, _message(error))
+            return Problem(ProblemType.IMAGE_TOO_LARGE, error.reason)
         case ImageDecodeError():
-            return Problem(ProblemType.NOT_AN_IMAGE, _message(error))
+            return Problem(ProblemType.NOT_AN_IMAGE, error.reason)
         case ImageError():
-            return Problem(
-                ProblemType.INVALID_REQUEST, _message(error), (("image", _message(error)),)
-            )
+            return Problem(ProblemType.INVALID_REQUEST, error.reason, (("image", error.reason),))
     return Problem(
         ProblemType.INTERNAL,
         f"{type(error).__name__}: the model failed on this request; the server's log has the details",

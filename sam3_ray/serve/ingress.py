@@ -26,12 +26,13 @@ from ray.serve.exceptions import (
 from ray.serve.handle import DeploymentHandle
 
 import sam3_ray
-from sam3_ray.serve.bodies import Limits, make_job
+from sam3_ray.serve.bodies import make_job
 from sam3_ray.serve.config import ServeConfig
 from sam3_ray.serve.errors import Problem, ProblemError, ProblemType
 from sam3_ray.serve.plan import Plan
 from sam3_ray.serve.routes import http_app
 from sam3_ray.serve.schemas import Failure, MaskFormat, Options, PredictJob, PromptBody, Reply
+from sam3_ray.serve.uploads import Limits
 from sam3_ray.settings import settings
 
 logger = logging.getLogger("sam3_ray")
@@ -161,6 +162,7 @@ class Ingress:
                 "max_prompts": self._limits.max_prompts,
                 "max_upload_bytes": self._limits.max_upload_bytes,
                 "max_image_pixels": self._config.max_image_pixels or settings().max_image_pixels,
+                "max_mask_pixels": self._config.max_mask_pixels or settings().max_mask_pixels,
                 "deadline_s": self._config.deadline_s,
             },
             "replicas_wanted": self._plan.replicas,

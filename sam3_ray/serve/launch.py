@@ -1,6 +1,7 @@
 """Starts a Ray of its own on this machine, deploys a checked configuration, and stops all of it again.
 
-It never joins or stops another Ray: what it stops is what it started.
+It never joins or stops another Ray: what it stops is what it started. That Ray listens on the loopback only,
+whatever address Serve's HTTP proxy listens on: one machine needs no more.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ctypes
 import logging
 import os
 import re
+import ssl
 import time
 import urllib.request
 from collections.abc import Callable
@@ -30,6 +32,11 @@ DRAIN_S = 8.0
 KILL_AFTER_S = 5.0
 """How long Ray's processes may take to end by themselves."""
 
+LOOPBACK_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""0: Ray takes the loopback for its node's address, and listens there only. It is Ray's default on macOS and
+Windows, and heeded on Linux (ray/_private/services.py, get_node_ip_address). The argument of ``ray.init``
+will not do: Ray replaces a loopback address given there by the outward one."""
+
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -43,24 +50,44 @@ class LaunchError(Exception):
     """It did not start, or ended by itself. The message is for a person."""
 
 
+def keep_ray_on_loopback() -> None:
+    """Have Ray listen on the loopback only; a value that the user has set stays.
+
+    Ray reads it at its import: call this before anything imports Ray.
+    """
+    os.environ.setdefault(LOOPBACK_VARIABLE, "0")
+
+
 class LocalService:
-    """One Ray and the application in it.
+    """One Ray and the application in it. Call :func:`keep_ray_on_loopback` first.
 
     Args:
         launch: what to start.
         verbose: leave Ray's and Serve's messages on the console.
         dashboard: also start Ray's dashboard.
+        metrics_port: where Prometheus finds the metrics; None: any free port.
     """
 
-    def __init__(self, launch: Launch, *, verbose: bool = False, dashboard: bool = False) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        *,
+        verbose: bool = False,
+        dashboard: bool = False,
+        metrics_port: int | None = None,
+    ) -> None:
         self._launch = launch
         self._verbose = verbose
         self._dashboard = dashboard
+        self._metrics_port = metrics_port
         self._deployed = False
         self._others: set[int] = set()
         self._essential: list[psutil.Process] = []
         self.log_folder: str | None = None
         """Where Ray and Serve write their logs, once Ray runs."""
+
+        self.metrics_url: str | None = None
+        """What Prometheus scrapes, once Ray runs; None where Ray says nothing of it."""
 
     def start(self, report: Callable[[str], None]) -> None:
         """Start Ray, deploy, and wait until a request would be answered.
@@ -90,6 +117,7 @@ class LocalService:
             process for process in self._processes() if _name(process) in ("gcs_server", "raylet")
         ]
         self.log_folder = _log_folder()
+        self.metrics_url = _metrics_url()
         self._deploy()
         self._wait_until_running(report)
         self._wait_until_answering()
@@ -104,6 +132,7 @@ class LocalService:
             resources={"TTNPU": len(self._launch.machine_chips)}
             if self._launch.machine_chips
             else None,
+            _metrics_export_port=self._metrics_port,
             log_to_driver=self._verbose,
             logging_level=logging.INFO if self._verbose else logging.ERROR,
         )
@@ -156,9 +185,13 @@ class LocalService:
     def _wait_until_answering(self) -> None:
         deadline = time.monotonic() + 60.0
         url = f"{self._launch.url}/health"
-        if url.startswith("https:"):
-            return  # the certificate may be made for another name; Serve itself says that it is running
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        # The certificate may be made for another name, and by an authority that is not known here.
+        trusting = ssl.create_default_context()
+        trusting.check_hostname = False
+        trusting.verify_mode = ssl.CERT_NONE
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trusting)
+        )
         last = ""
         while time.monotonic() < deadline:
             self.check_alive()
@@ -293,6 +326,18 @@ def _log_folder() -> str | None:
     from ray._private.worker import _global_node
 
     return None if _global_node is None else str(_global_node.get_logs_dir_path())
+
+
+def _metrics_url() -> str | None:
+    """Of this node's agent, which gathers the metrics of every replica on it."""
+    import ray
+
+    for node in ray.nodes():  # type: ignore[no-untyped-call]
+        if node["Alive"] and node.get("MetricsExportPort"):
+            host = node["NodeManagerAddress"]
+            host = f"[{host}]" if ":" in host else host
+            return f"http://{host}:{node['MetricsExportPort']}/metrics"
+    return None
 
 
 def _waiting_for(application: Any) -> str:

@@ -1,7 +1,8 @@
 """Our own series beside Ray's, through ``ray.serve.metrics``; Prometheus scrapes them with Ray's.
 
-Every series exists from the start at zero, so that a chart is never empty. Tags that Serve adds by itself
-(application, deployment, replica) are there too.
+Every counter and gauge exists from the start at zero, so that a chart is never empty; a histogram cannot,
+and ``sam3_stage_ms`` comes with the first answer. Tags that Serve adds by itself (application, deployment,
+replica) are there too. Prometheus sees ``ray_`` before each name, and ``_total`` after a counter's.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from ray.serve.metrics import Counter, Gauge, Histogram
 
-from sam3_ray.engine import STAGES
+from sam3_ray.answers import STAGES
 
 STAGE_BUCKETS_MS: list[float] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 3e4, 6e4]
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import copy
 import difflib
-import errno
-import socket
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,12 +22,21 @@ from sam3_ray.checkpoint_header import read_header
 from sam3_ray.errors import (
     CheckpointError,
     DemoCheckpointWarning,
+    VocabularyError,
     WeightsAccessError,
     WeightsNotFoundError,
+)
+from sam3_ray.serve.address import (
+    EVERYWHERE,
+    AddressError,
+    base_url,
+    check_certificate,
+    check_port,
 )
 from sam3_ray.serve.config import ServeConfig, ServeConfigError, load_config
 from sam3_ray.serve.plan import Cluster, Plan, resolve
 from sam3_ray.settings import DEMO_REPO_ID
+from sam3_ray.text import check_bpe_file, find_bpe_file
 
 CONFIG_FILE = "serve_config.yaml"
 BUILDER = "sam3_ray.serve.app:build_app"
@@ -112,10 +120,14 @@ def check(path: Path | None, overrides: Overrides, machine: chips.Machine | None
         config = load_config(application.get("args", {}))
     except ServeConfigError as error:
         raise PreflightError(f"{name}: {error}") from error
-    http = values.get("http_options", {})
+    options = values.get("http_options", {})
     # Ray's own default host in a configuration file is all interfaces.
-    host, port = str(http.get("host", "0.0.0.0")), int(http.get("port", 8000))
-    check_port(host, port)
+    host, port = str(options.get("host", "0.0.0.0")), int(options.get("port", 8000))
+    _check_http(name, options, application, config)
+    try:
+        check_port(host, port)
+    except AddressError as error:
+        raise PreflightError(str(error)) from error
     notes: list[str] = []
     visible = _visible_chips(machine or chips.look(), notes)
     plan, why_demo = decide(config, len(visible))
@@ -125,18 +137,15 @@ def check(path: Path | None, overrides: Overrides, machine: chips.Machine | None
         application["args"]["checkpoint"] = DEMO_REPO_ID
     elif plan.checkpoint_path is not None:
         application["args"]["checkpoint"] = plan.checkpoint_path  # absolute
-    everywhere = host in ("0.0.0.0", "::", "")
-    shown = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
-    prefix = str(application.get("route_prefix") or "/").rstrip("/")
-    scheme = "https" if http.get("ssl_certfile") else "http"
-    address = f"[{shown}]" if ":" in shown else shown
+    prefix = str(application.get("route_prefix", "/")).rstrip("/")
+    scheme = "https" if options.get("ssl_certfile") else "http"
     return Launch(
         values=values,
         application=str(application.get("name", "default")),
         plan=plan,
         machine_chips=visible,
-        url=f"{scheme}://{address}:{port}{http.get('root_path', '').rstrip('/')}{prefix}",
-        everywhere=everywhere,
+        url=f"{base_url(host, port, scheme)}{options.get('root_path', '').rstrip('/')}{prefix}",
+        everywhere=host in EVERYWHERE,
         notes=tuple(notes),
         why_demo=why_demo,
     )
@@ -154,6 +163,9 @@ def _read(path: Path) -> dict[str, Any]:
         raise PreflightError(f"{path} is not a text file") from error
     try:
         values = yaml.safe_load(text)
+    except (ValueError, AttributeError, RecursionError) as error:
+        # PyYAML's own constructors: of a date that is none, of `!!int abc`, of a thousand brackets.
+        raise PreflightError(f"{path}: not YAML: {type(error).__name__}: {error}") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
@@ -211,6 +223,27 @@ def _check_schema(values: dict[str, Any], name: str) -> None:
         raise PreflightError(f"{name}: " + "; ".join(faults)) from error
 
 
+def _check_http(
+    name: str, options: Mapping[str, Any], application: Mapping[str, Any], config: ServeConfig
+) -> None:
+    """What Ray would find out only after it has started, or never."""
+    prefix = application.get("route_prefix", "/")
+    if prefix is None or not re.fullmatch(r"/|(/[^{}]*[^{}/])", prefix):
+        raise PreflightError(
+            f"{name}: route_prefix {prefix!r} must start with '/', not end with '/', and hold no braces"
+        )
+    timeout_s = options.get("request_timeout_s")
+    if timeout_s is not None and 0 <= timeout_s <= config.deadline_s:
+        raise PreflightError(
+            f"{name}: http_options.request_timeout_s is {timeout_s:g}, but must be above deadline_s, which "
+            f"is {config.deadline_s:g}: Serve's own timeout answers in plain text"
+        )
+    try:
+        check_certificate(options)
+    except AddressError as error:
+        raise PreflightError(f"{name}: {error}") from error
+
+
 def _unknown_keys(
     model: type[BaseModel], values: Mapping[Any, Any], where: str
 ) -> Iterator[tuple[str, list[str]]]:
@@ -240,55 +273,6 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 # -- the machine -----------------------------------------------------------------------------------
-
-
-def check_port(host: str, port: int) -> None:
-    """Whether this machine can listen there.
-
-    Raises:
-        PreflightError: it cannot; names the process that does, where that can be seen.
-    """
-    if not 1 <= port <= 65535:
-        raise PreflightError(f"port {port} is not a port (1 to 65535)")
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except OSError as error:
-        raise PreflightError(f"host {host!r}: {error.strerror}") from error
-    with socket.socket(family, kind, protocol) as probe:
-        # As a server: a closed connection's old address is no hindrance. Without SO_REUSEPORT, with which
-        # Serve would silently share the port.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(address)
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise PreflightError(
-                    f"port {port} on {host} is in use{_listener(port)}; stop that, or choose another port: "
-                    f"sam3-ray serve --port {port + 1 if port < 65535 else 8000}"
-                ) from error
-            reason = {
-                errno.EADDRNOTAVAIL: f"{host} is not an address of this machine",
-                errno.EACCES: f"port {port} needs more rights (ports below 1024 are the system's)",
-            }.get(error.errno or 0, f"cannot listen on {host}:{port}: {error.strerror}")
-            raise PreflightError(reason) from error
-
-
-def _listener(port: int) -> str:
-    import psutil
-
-    try:
-        for connection in psutil.net_connections("tcp"):
-            if (
-                connection.status == psutil.CONN_LISTEN
-                and connection.laddr.port == port
-                and connection.pid
-            ):
-                return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
-    except psutil.Error:
-        return ""
-    return ""
 
 
 def _visible_chips(machine: chips.Machine, notes: list[str]) -> tuple[chips.Chip, ...]:
@@ -326,7 +310,10 @@ def decide(config: ServeConfig, chip_count: int) -> tuple[Plan, str | None]:
         try:
             plan = resolve(config, Cluster.of_this_machine(chip_count))
             read_header(plan.checkpoint.path)
+            check_bpe_file(find_bpe_file())
         except (
+            FileNotFoundError,
+            VocabularyError,
             ServeConfigError,
             WeightsNotFoundError,
             WeightsAccessError,

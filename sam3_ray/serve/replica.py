@@ -12,19 +12,21 @@ from typing import Any
 
 from ray import serve
 
+from sam3_ray.answers import Grounded
 from sam3_ray.api import Sam3
-from sam3_ray.engine import Answer
 from sam3_ray.errors import ChipUnavailableError
 from sam3_ray.images import ImageSource
 from sam3_ray.prompt import Request
 from sam3_ray.serve.batching import DeviceQueue
 from sam3_ray.serve.config import ServeConfig
-from sam3_ray.serve.encoding import Origin, encode_answer
+from sam3_ray.serve.encoding import Origin, check_mask_pixels, encode_answer, next_step
 from sam3_ray.serve.errors import Problem, ProblemType, problem_of
 from sam3_ray.serve.health import DeviceWatch
 from sam3_ray.serve.metrics import ReplicaMetrics
 from sam3_ray.serve.plan import Plan
 from sam3_ray.serve.schemas import Failure, PredictJob, Reply
+from sam3_ray.settings import settings
+from sam3_ray.text import load_tokenizer
 
 logger = logging.getLogger("sam3_ray")
 
@@ -51,10 +53,12 @@ class Sam3Replica:
             # The image module asks the environment; this process is this replica's alone.
             os.environ["SAM3_MAX_IMAGE_PIXELS"] = str(config.max_image_pixels)
         self._metrics = ReplicaMetrics(self._chip)
+        self._max_mask_pixels = config.max_mask_pixels or settings().max_mask_pixels
         self._watch = DeviceWatch(config.device_call_limit_s)
         self._host = ThreadPoolExecutor(HOST_THREADS, thread_name_prefix="sam3-host")
         self._parked: str | None = None
         self._model: Sam3 | None = None
+        load_tokenizer()
         try:
             self._model = Sam3.from_pretrained(
                 plan.repo_id,
@@ -77,7 +81,6 @@ class Sam3Replica:
         )
         self._queue = DeviceQueue(
             self._model.engine,
-            self._host,
             self._watch,
             max_batch_size=config.max_batch_size,
             batch_wait_s=config.batch_wait_s,
@@ -104,10 +107,7 @@ class Sam3Replica:
         except Exception as error:  # noqa: BLE001 - a Failure carries it on
             outcome = self._failure(error)
         if isinstance(outcome, Failure):
-            ours = outcome.problem.status >= 500
-            self._metrics.request("failed" if ours else "client_error")
-            if ours:
-                self._watch.failed(job.digest)
+            self._metrics.request("failed" if outcome.problem.status >= 500 else "client_error")
         else:
             self._metrics.request("ok")
             self._watch.succeeded()
@@ -124,21 +124,30 @@ class Sam3Replica:
         # Decoded before it joins the batch: the device works on others meanwhile.
         await loop.run_in_executor(self._host, engine.preload, source)
         queued = time.perf_counter()
-        answer = await self._queue.answer(
+        grounded = await self._queue.ground(
             Request(source, job.prompts, threshold=job.threshold, max_instances=job.max_instances)
         )
-        if answer.error is not None:
-            return self._failure(answer.error)
-        queue_ms = waited_ms + _waited_ms(answer, (time.perf_counter() - queued) * 1000.0)
+        if grounded.error is not None:
+            failure = self._failure(grounded.error)
+            # Only what the device's work ends in says anything of the device: not decoding, not encoding.
+            if failure.problem.status >= 500:
+                self._watch.failed(job.digest)
+            return failure
+        check_mask_pixels(grounded, self._max_mask_pixels)
+        waited_ms += _waited_ms(grounded, (time.perf_counter() - queued) * 1000.0)
+        timing = {"queue": waited_ms, **grounded.timing_ms}
+        steps = encode_answer(grounded, job, self._origin, timing)
+        reply = None
+        # A step at a time: requests with few masks pass between, and a cancelled one makes no more.
+        while reply is None:
+            reply = await loop.run_in_executor(self._host, next_step, steps)
         self._metrics.answer(
-            cached=answer.cached,
-            instances=sum(map(len, answer.results)),
-            timing_ms=answer.timing_ms | {"queue": queue_ms},
+            cached=grounded.cached,
+            instances=sum(map(len, grounded.instances)),
+            timing_ms=timing,
         )
         self._metrics.cache(engine.stats()["image_cache"])
-        return await loop.run_in_executor(
-            self._host, lambda: encode_answer(answer, job, self._origin, queue_ms=queue_ms)
-        )
+        return reply
 
     def _failure(self, error: Exception) -> Failure:
         problem = problem_of(error)
@@ -183,6 +192,8 @@ class Sam3Replica:
         if self._model is None:
             return {}
         cache = self._model.engine.stats()["image_cache"]
+        # Ray drops a gauge that is not set again within two of its reports.
+        self._metrics.cache(cache)
         return {"device_call_s": self._watch.running_s, "image_cache": cache}
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
@@ -204,7 +215,7 @@ def _visible_chip() -> int | None:
     return int(first) if first.isdigit() else None
 
 
-def _waited_ms(answer: Answer, elapsed_ms: float) -> float:
+def _waited_ms(grounded: Grounded, elapsed_ms: float) -> float:
     """What of the time in the queue and on the device was not work (decoding was before)."""
-    work = sum(ms for stage, ms in answer.timing_ms.items() if stage != "decode")
+    work = sum(ms for stage, ms in grounded.timing_ms.items() if stage != "decode")
     return max(0.0, elapsed_ms - work)

@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import sam3_ray
-from sam3_ray.serve.bodies import Limits, read_job
+from sam3_ray.serve.bodies import read_job
 from sam3_ray.serve.docs import (
     CSS,
     docs_page,
@@ -31,7 +31,8 @@ from sam3_ray.serve.docs import (
 )
 from sam3_ray.serve.errors import MEDIA_TYPE, Problem, ProblemError, ProblemType, problem_of_status
 from sam3_ray.serve.schemas import PredictAnswer, PredictJob, Reply
-from sam3_ray.serve.web import INDEX, examples_folder, static_folder
+from sam3_ray.serve.uploads import Limits, UploadSpace
+from sam3_ray.serve.web import FAVICON, INDEX, examples_folder, static_folder
 
 logger = logging.getLogger("sam3_ray")
 
@@ -79,6 +80,7 @@ def http_app(service: Service, limits: Limits, deadline_s: float) -> FastAPI:
         openapi_url="/openapi.json",
     )
     app.router.redirect_slashes = False
+    uploads = UploadSpace(limits.upload_space_bytes)
     app.add_middleware(_SecurityHeaders)
     _handle_errors(app)
 
@@ -86,12 +88,13 @@ def http_app(service: Service, limits: Limits, deadline_s: float) -> FastAPI:
         "/predict",
         summary="Find every instance of noun phrases in an image",
         response_model=PredictAnswer,
-        responses=problem_responses(400, 404, 413, 415, 422, 500, 503, 504),
+        responses=problem_responses(400, 404, 408, 413, 415, 422, 500, 503, 504),
         openapi_extra=predict_openapi(limits),
     )
     async def predict(request: Request) -> Response:
-        async with _deadline(deadline_s):
-            reply = await service.submit(await read_job(request, limits))
+        with uploads.place() as take:
+            async with _deadline(deadline_s):
+                reply = await service.submit(await read_job(request, limits, take))
         headers = {"Vary": "Accept-Encoding"}
         if reply.content_encoding:
             headers["Content-Encoding"] = reply.content_encoding
@@ -125,6 +128,10 @@ def http_app(service: Service, limits: Limits, deadline_s: float) -> FastAPI:
     @app.get("/", include_in_schema=False)
     async def page() -> FileResponse:
         return FileResponse(INDEX, headers={"Cache-Control": "no-cache"})
+
+    @app.get("/favicon.ico", include_in_schema=False)
+    async def favicon() -> FileResponse:
+        return FileResponse(FAVICON, headers={"Cache-Control": "max-age=86400"})
 
     app.mount("/static", StaticFiles(directory=static_folder()), name="static")
     if examples_folder().is_dir():

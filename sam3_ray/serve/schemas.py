@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from sam3_ray.prompt import DEFAULT_MAX_INSTANCES, DEFAULT_THRESHOLD, MAX_INSTANCES_LIMIT, Prompt
 from sam3_ray.serve.errors import Problem
+from sam3_ray.settings import MAX_PROMPTS_LIMIT
 
 MaskFormat = Literal["png", "rle", "polygon", "none"]
 
@@ -37,6 +38,7 @@ class Options(BaseModel):
 
     prompts: Annotated[list[str | PromptBody], BeforeValidator(_as_list)] = Field(
         default_factory=list,
+        max_length=MAX_PROMPTS_LIMIT,
         description="Noun phrases, each an independent query. None at all only fills the image cache.",
         examples=[["red circle", {"text": "blue square", "threshold": 0.3}]],
     )

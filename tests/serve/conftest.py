@@ -12,9 +12,15 @@ from pathlib import Path
 import httpx
 import pytest
 
+from sam3_ray.serve.launch import keep_ray_on_loopback
 from tests.demo_scenes import Scene, scenes
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+keep_ray_on_loopback()  # before anything imports Ray
+
+
+MAX_MASK_PIXELS = 400_000_000
+"""More than any test asks of the example pictures: 4 phrases of 100 instances at 960 x 640."""
 
 
 def free_port() -> int:
@@ -80,7 +86,13 @@ def service(ray_url: str) -> Iterator[httpx.Client]:
     from sam3_ray.serve.app import build_app
     from sam3_ray.serve.config import ServeConfig
 
-    config = ServeConfig(checkpoint="demo", backend="cpu", replicas=2, cpus_per_replica=0.5)
+    config = ServeConfig(
+        checkpoint="demo",
+        backend="cpu",
+        replicas=2,
+        cpus_per_replica=0.5,
+        max_mask_pixels=MAX_MASK_PIXELS,
+    )
     serve.run(build_app(config), name="sam3", route_prefix="/")
     with httpx.Client(base_url=ray_url, timeout=120) as client:
         yield client

@@ -12,10 +12,10 @@ from typing import Any
 
 import httpx
 
-from sam3_ray.serve.bodies import Limits
 from sam3_ray.serve.errors import Problem, ProblemError, ProblemType
 from sam3_ray.serve.routes import http_app
 from sam3_ray.serve.schemas import Failure, PredictJob, Reply
+from sam3_ray.serve.uploads import Limits
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:

@@ -179,6 +179,42 @@ def test_a_client_that_hangs_up_while_it_waits_gives_its_place_up(stub, hold):
     asyncio.run(run())
 
 
+SLOW_UPLOADS = 150
+"""More than the replicas take, wait for and have room for in all."""
+
+
+def test_clients_that_send_slowly_take_nobodys_place(stub):
+    url = httpx.URL(str(stub.base_url))
+    head = (
+        f"POST {url.path.rstrip('/')}/predict HTTP/1.1\r\nHost: {url.host}\r\nConnection: close\r\n"
+        "Content-Type: image/png\r\nContent-Length: 5000\r\n\r\n"
+    )
+
+    async def slow() -> bytes:
+        """The answer to a body of which the first bytes come, and no more."""
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(head.encode() + b"x" * 100)
+        await writer.drain()
+        try:
+            return await reader.read()
+        finally:
+            writer.close()
+
+    async def run() -> list[bytes]:
+        waiting = [asyncio.create_task(slow()) for _ in range(SLOW_UPLOADS)]
+        async with httpx.AsyncClient(base_url=stub.base_url, timeout=60) as client:
+            for i in range(10):
+                answer = await client.post("/predict", **body("quick", i))
+                assert answer.status_code == 200, answer.text
+        assert not any(task.done() for task in waiting), "they should still be sending"
+        return await asyncio.gather(*waiting)
+
+    for answer in asyncio.run(run()):
+        # The pause that a body may make is as long as the deadline of these tests.
+        assert answer.startswith((b"HTTP/1.1 408 ", b"HTTP/1.1 504 ")), answer[:200]
+        assert b"slow-upload" in answer or b"deadline-exceeded" in answer
+
+
 def test_a_replica_that_dies_under_a_request_costs_no_answer(stub, tmp_path):
     names = {replica["replica"] for replica in stub.get("/info").json()["replicas"]}
     response = stub.post("/predict", **body(f"die {tmp_path / 'died'}", 7))

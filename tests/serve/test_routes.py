@@ -2,6 +2,7 @@
 
 import re
 from html.parser import HTMLParser
+from xml.etree import ElementTree
 
 import pytest
 
@@ -102,6 +103,13 @@ def test_the_pages_and_what_they_link_to_are_served_from_here(web, path):
             assert web.call("GET", f"/{url.removeprefix('./')}").status_code == 200, url
 
 
+def test_a_browser_that_asks_for_an_icon_gets_one(web):
+    response = web.call("GET", "/favicon.ico")
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("image/svg+xml")
+    assert ElementTree.fromstring(response.text).tag == "{http://www.w3.org/2000/svg}svg"
+
+
 def test_the_docs_describe_every_way_and_every_problem(web):
     page = web.call("GET", "/docs").text
     for words in ("application/json", "multipart/form-data", "image/*", *Options.model_fields):
@@ -129,6 +137,7 @@ def test_the_openapi_document_is_whole(web):
         "200",
         "400",
         "404",
+        "408",
         "413",
         "415",
         "422",

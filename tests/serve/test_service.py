@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import io
+import re
 from collections.abc import Iterator
 
 import httpx
@@ -127,6 +128,24 @@ def test_a_digest_that_is_not_cached(service):
     assert_problem(response, 404, "image-not-cached", "0" * 32)
 
 
+@pytest.mark.parametrize("mask_format", ["none", "polygon"])
+def test_an_answer_with_too_many_mask_pixels_says_what_to_ask_for(service, mask_format):
+    file = io.BytesIO()
+    Image.new("1", (4000, 4000)).save(file, "PNG")
+    body = {
+        "image": base64.b64encode(file.getvalue()).decode(),
+        "prompts": ["star", "red shape"],
+        "threshold": 0,
+        "max_instances": 20,
+        "mask_format": mask_format,
+    }
+    response = service.post("/predict", json=body)
+    assert_problem(response, 413, "answer-too-large", "40 instances.*max_instances")
+    assert str(service.get("/info").json()["limits"]["max_mask_pixels"]) in response.text
+    fits = service.post("/predict", json=body | {"max_instances": 2, "mask_format": "none"})
+    assert [r["num_instances"] for r in fits.json()["results"]] == [2, 2]
+
+
 def test_thresholds_and_max_instances(service, pictures):
     picture = pictures[0]
     prompts = [{"text": picture.phrase, "threshold": 0.0}, picture.phrase]
@@ -178,6 +197,7 @@ IMAGE_FAULTS = {
     "svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", 415, "not-an-image"),
     "truncated": (truncated_jpeg(), 415, "not-an-image"),
     "bomb": (too_many_pixels(), 413, "image-too-large"),
+    "damaged": (truncated_jpeg()[:60], 415, "not-an-image"),
     "upload": (b"x" * (32 * 1024 * 1024 + 1), 413, "too-large"),
     "empty": (b"", 400, "no-image"),
 }
@@ -186,7 +206,12 @@ IMAGE_FAULTS = {
 @pytest.mark.parametrize("name", IMAGE_FAULTS)
 def test_images_that_cannot_be_used(service, name):
     data, status, slug = IMAGE_FAULTS[name]
-    assert_problem(service.post("/predict", content=data, headers=RAW), status, slug)
+    response = service.post("/predict", content=data, headers=RAW)
+    assert_problem(response, status, slug)
+    # In the service's own words: no name of a variable, a library or its error, no bytes in Python's way.
+    assert not re.search(
+        r"bytes:|b['\"]|Pillow|PIL|SAM3_|[a-z]Error|DOS", response.json()["detail"]
+    )
 
 
 def test_requests_that_cannot_be_used(service):

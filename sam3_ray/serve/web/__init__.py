@@ -10,6 +10,10 @@ INDEX = _WEB / "index.html"
 """The page itself."""
 
 
+FAVICON = _WEB / "static" / "favicon.svg"
+"""What a browser asks for at ``/favicon.ico`` where a page names no icon."""
+
+
 def static_folder() -> Path:
     """What ``/static/`` serves: the page's modules and style sheet."""
     return _WEB / "static"

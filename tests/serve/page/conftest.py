@@ -42,7 +42,8 @@ def browser() -> Iterator[Browser]:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         pytest.fail(
-            "the page's tests need Chromium: install the system's `chromium` package (.ci/run does)"
+            "the page's tests need Chromium: `make browser` installs it with apt-get; elsewhere install it "
+            "by the system's means, so that `chromium` or `chromium-browser` can be run"
         )
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_FLAGS)

@@ -152,16 +152,69 @@ def test_phrases_are_separated_and_limited(visit: Visit, service: httpx.Client) 
     assert page.input_value("#phrase") != ""  # what does not fit is not thrown away
 
 
+LISTING = {
+    example["title"]: example for example in json.loads((EXAMPLES / "examples.json").read_text())
+}
+
+
 def test_an_example_suggests_phrases(visit: Visit) -> None:
     page = visit.page
-    examples = json.loads((EXAMPLES / "examples.json").read_text())
-    prompts = {example["title"]: example["prompts"] for example in examples}
     visit.choose("Small change")
     page.fill("#phrase", "anything,")
-    assert page.locator(".suggestion").all_inner_texts() == prompts["Small change"]
+    assert page.locator(".suggestion").all_inner_texts() == LISTING["Small change"]["prompts"]
     page.get_by_label("Add orange circle").click()
     assert page.locator(".chip span").all_inner_texts() == ["anything", "orange circle"]
     assert page.get_by_label("Add orange circle").count() == 0
-    visit.choose("Sails")  # what was typed stays
+    visit.choose("Parade")  # what was typed stays
     assert page.locator(".chip span").all_inner_texts() == ["anything"]
-    assert page.locator(".suggestion").all_inner_texts() == prompts["Sails"]
+    assert page.locator(".suggestion").all_inner_texts() == LISTING["Parade"]["prompts"]
+    assert page.is_hidden("#suggestions-help")
+
+
+def test_with_no_room_for_a_suggestion_the_page_says_why(
+    visit: Visit, service: httpx.Client
+) -> None:
+    page = visit.page
+    most = service.get("/info").json()["limits"]["max_prompts"]
+    page.fill("#phrase", ",".join(f"phrase {n}" for n in range(most)) + ",")
+    visit.choose("Playground")
+    suggestions = page.locator(".suggestion")
+    assert suggestions.all_inner_texts() == LISTING["Playground"]["prompts"]
+    assert [suggestions.nth(n).is_disabled() for n in range(suggestions.count())] == [True] * 4
+    assert f"{most} phrases at most" in page.inner_text("#suggestions-help")
+    page.get_by_label("Remove phrase 0").click()
+    assert page.is_hidden("#suggestions-help")
+    page.get_by_label("Add blue star").click()
+    assert page.locator(".chip span").all_inner_texts()[-1] == "blue star"
+    assert page.evaluate("document.activeElement.id") == "run"  # the others are disabled again
+
+
+def of_kind(kind: str) -> list[str]:
+    return [title for title, example in LISTING.items() if example["kind"] == kind]
+
+
+def test_the_demo_checkpoint_offers_no_phrases_for_what_it_cannot_know(visit: Visit) -> None:
+    page = visit.page
+    assert page.locator("#examples .example").all_inner_texts() == of_kind("shapes")
+    assert page.locator("#photos .example").all_inner_texts() == of_kind("photo")
+    assert page.inner_text("#photos-title") == "For SAM3’s own weights"
+    visit.choose("Sails")
+    assert page.is_hidden("#suggestions")
+    assert "SAM3’s own weights" in page.inner_text("#suggestions-help")
+    visit.choose("Parade")
+    assert page.locator(".suggestion").count() == 4
+    assert page.is_hidden("#suggestions-help")
+
+
+def test_the_full_model_is_offered_every_picture(visit: Visit, service: httpx.Client) -> None:
+    page = visit.page
+    info = service.get("/info").json() | {"checkpoint": "facebook/sam3@3c879f39"}
+    page.route("**/info", lambda route: route.fulfill(json=info))
+    page.reload()
+    page.wait_for_selector("#server[data-state=ready]")
+    page.wait_for_selector("#photos .example")
+    assert page.is_hidden("#notice")
+    assert page.inner_text("#photos-title") == "Photo-like"
+    visit.choose("Sails")
+    assert page.locator(".suggestion").all_inner_texts() == LISTING["Sails"]["prompts"]
+    assert page.is_hidden("#suggestions-help")

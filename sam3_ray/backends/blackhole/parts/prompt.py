@@ -126,6 +126,7 @@ class PromptPart:
         answers = ttnn.concat([boxes, presence, scores], dim=3, memory_config=ttnn.L1_MEMORY_CONFIG)
         for tensor in (box_logits, boxes, presence, scores):
             ttnn.deallocate(tensor)
+        queries = ttnn.typecast(queries, ttnn.bfloat16, memory_config=ttnn.L1_MEMORY_CONFIG)
         return answers, queries, memory
 
 

@@ -11,9 +11,10 @@ import { renderTiming } from "./timing.js";
 
 const $ = (id) => document.getElementById(id);
 
-let picture = null; // {file, name, bitmap, width, height, digest, suggestions}
+let picture = null; // {file, name, bitmap, width, height, digest, suggestions, photo}
 let found = []; // [{phrase, presence, truncated, instances: [{id, score, box, mask, path, area, raw}]}]
 let answeredBy = "";
+let demo = false; // the demo checkpoint answers, which is at a loss with photographs
 let running = null; // AbortController of the request under way
 let choosing = 0; // counts choices of pictures: a slow one must not replace a later one
 let hovered = null;
@@ -25,7 +26,7 @@ const phrases = new Phrases({ box: $("phrases"), list: $("chips"), input: $("phr
 
 // The picture.
 
-async function choose(file, { name = file.name, suggestions = [] } = {}) {
+async function choose(file, { name = file.name, suggestions = [], photo = false } = {}) {
   const choice = ++choosing;
   if (running) {
     running.abort();
@@ -39,7 +40,7 @@ async function choose(file, { name = file.name, suggestions = [] } = {}) {
     // Not an image, or of a kind that only the service reads: it is asked below.
   }
   if (choice !== choosing) return;
-  const next = { file, name, bitmap, width: bitmap?.width, height: bitmap?.height, digest: null, suggestions };
+  const next = { file, name, bitmap, width: bitmap?.width, height: bitmap?.height, digest: null, suggestions, photo };
   if (!bitmap) {
     try {
       const controller = (running = new AbortController());
@@ -69,17 +70,17 @@ async function choose(file, { name = file.name, suggestions = [] } = {}) {
   $("picture-name").textContent = name;
   $("picture-size").textContent = `${picture.width} × ${picture.height}`;
   say("");
-  for (const button of $("examples").querySelectorAll("button")) {
+  for (const button of $("examples-part").querySelectorAll("button")) {
     button.setAttribute("aria-pressed", String(button.dataset.file === name));
   }
   refresh();
 }
 
-async function chooseExample({ file, prompts }) {
+async function chooseExample({ file, prompts, kind }) {
   const choice = ++choosing;
   try {
     const chosen = await fetchExample(file);
-    if (choice === choosing) await choose(chosen, { name: file, suggestions: prompts });
+    if (choice === choosing) await choose(chosen, { name: file, suggestions: prompts, photo: kind === "photo" });
   } catch (error) {
     showProblem(error);
   }
@@ -200,20 +201,29 @@ function highlight() {
 
 function renderSuggestions() {
   const there = phrases.texts.map((text) => text.toLowerCase());
-  const left = (picture?.suggestions ?? []).filter((text) => !there.includes(text.toLowerCase()));
-  $("suggestions").hidden = !left.length || there.length >= phrases.most;
+  const beyond = demo && picture?.photo;
+  const left = beyond ? [] : (picture?.suggestions ?? []).filter((text) => !there.includes(text.toLowerCase()));
+  const full = there.length >= phrases.most;
+  $("suggestions").hidden = !left.length;
   $("suggestions").replaceChildren(...left.map((text) => {
     const button = element("button", "suggestion", text);
     button.type = "button";
+    button.disabled = full;
     button.setAttribute("aria-label", `Add ${text}`);
+    button.setAttribute("aria-describedby", "suggestions-help");
     button.addEventListener("click", () => {
       phrases.suggest(text);
-      ($("suggestions").querySelector("button") ?? $("run")).focus();
+      ($("suggestions").querySelector("button:enabled") ?? $("run")).focus();
     });
     const item = element("li");
     item.append(button);
     return item;
   }));
+  let help = "";
+  if (beyond) help = "A picture for SAM3’s own weights: the demo checkpoint finds nothing but coloured shapes.";
+  else if (left.length && full) help = `${phrases.most} phrases at most: take one away to add one of these.`;
+  $("suggestions-help").textContent = help;
+  $("suggestions-help").hidden = !help;
 }
 
 function setBusy(busy, message = "") {
@@ -264,12 +274,14 @@ function showProblem(error, about = "") {
 async function greet(wait = 1) {
   try {
     const info = await fetchInfo();
-    const demo = info.checkpoint === "demo";
+    demo = info.checkpoint === "demo";
     $("server").dataset.state = "ready";
     $("server-text").textContent = `${demo ? "demo checkpoint" : info.checkpoint} · ${machine(info)}`;
     $("notice").hidden = !demo;
     $("notice").textContent = "Demo checkpoint: knows coloured shapes only, such as “red circle” or “blue star”.";
+    $("photos-title").textContent = demo ? "For SAM3’s own weights" : "Photo-like";
     phrases.setMost(info.limits.max_prompts);
+    renderSuggestions();
     $("phrase-help").textContent = `Noun phrases, ${phrases.most} at most; comma or Enter ends one.`;
   } catch (error) {
     $("server").dataset.state = "away";
@@ -286,21 +298,26 @@ function machine({ backend, chips }) {
 
 async function listExamples() {
   const examples = await fetchExamples();
+  const photos = examples.filter(({ kind }) => kind === "photo");
   $("examples-part").hidden = !examples.length;
-  $("examples").replaceChildren(...examples.map((example) => {
-    const button = element("button", "example");
-    button.type = "button";
-    button.dataset.file = example.file;
-    button.title = example.title;
-    button.setAttribute("aria-pressed", "false");
-    const image = element("img");
-    Object.assign(image, { src: exampleAddress(example.file), alt: example.alt, loading: "lazy", decoding: "async" });
-    button.append(image, element("span", "", example.title));
-    button.addEventListener("click", () => chooseExample(example));
-    const item = element("li");
-    item.append(button);
-    return item;
-  }));
+  $("photos-title").hidden = !photos.length;
+  $("examples").replaceChildren(...examples.filter((example) => !photos.includes(example)).map(exampleItem));
+  $("photos").replaceChildren(...photos.map(exampleItem));
+}
+
+function exampleItem(example) {
+  const button = element("button", "example");
+  button.type = "button";
+  button.dataset.file = example.file;
+  button.title = example.title;
+  button.setAttribute("aria-pressed", "false");
+  const image = element("img");
+  Object.assign(image, { src: exampleAddress(example.file), alt: example.alt, loading: "lazy", decoding: "async" });
+  button.append(image, element("span", "", example.title));
+  button.addEventListener("click", () => chooseExample(example));
+  const item = element("li");
+  item.append(button);
+  return item;
 }
 
 // Events.
