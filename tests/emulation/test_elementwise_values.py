@@ -86,6 +86,13 @@ def test_operators_fused_activations_and_given_outputs(chip: Any) -> None:
     assert_rounds_to(a * 2.0, x * 2)
     relu = [ttnn.UnaryWithParam(ttnn.UnaryOpType.RELU)]
     assert_rounds_to(ttnn.add(a, b, activations=relu), torch.relu(x + y))
+    kinds = [
+        ttnn.UnaryWithParam(getattr(ttnn.UnaryOpType, name)) for name in ("ABS", "LOG1P", "SIGN")
+    ]
+    logarithms = ttnn.multiply(
+        a, a, input_tensor_a_activations=kinds[2:], input_tensor_b_activations=kinds[:2]
+    )
+    assert_rounds_to(logarithms, x.sign() * x.abs().log1p())
     target = up(chip, torch.zeros(SHAPE))
     ttnn.multiply(a, b, output_tensor=target)
     assert_rounds_to(target, x * y)

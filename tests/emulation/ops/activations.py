@@ -23,6 +23,8 @@ _BY_NAME: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "rsqrt": torch.rsqrt,
     "neg": torch.neg,
     "abs": torch.abs,
+    "sign": torch.sign,
+    "log1p": torch.log1p,
     "square": torch.square,
 }
 

@@ -160,12 +160,15 @@ class BoxBias:
         edges = ttnn.reshape(edges, (1, rows, 1, TILE))
         distances = ttnn.subtract(self._coordinates, edges, memory_config=ttnn.L1_MEMORY_CONFIG)
         ttnn.deallocate(edges)
+        # sign(d) * log(1 + |d|), in one pass
         logarithms = ttnn.multiply(
-            ttnn.sign(distances, memory_config=ttnn.L1_MEMORY_CONFIG),
-            ttnn.log1p(
-                ttnn.abs(distances, memory_config=ttnn.L1_MEMORY_CONFIG),
-                memory_config=ttnn.L1_MEMORY_CONFIG,
-            ),
+            distances,
+            distances,
+            input_tensor_a_activations=[ttnn.UnaryWithParam(ttnn.UnaryOpType.SIGN)],
+            input_tensor_b_activations=[
+                ttnn.UnaryWithParam(ttnn.UnaryOpType.ABS),
+                ttnn.UnaryWithParam(ttnn.UnaryOpType.LOG1P),
+            ],
             dtype=ttnn.bfloat16,
             memory_config=ttnn.L1_MEMORY_CONFIG,
         )
