@@ -37,7 +37,7 @@ test: install check ## check, then the tests
 test-full: test ## test, then the full-size model and the long tests
 	@$(BIN)/python -m pytest -m full $(ARGS)
 
-device: install ## what needs a Blackhole chip: its tests and first calls, into perf/results/device.json
+device: install ## everything for a machine with a chip, into one report (ARGS=--emulated tries it without)
 	@$(BIN)/python perf/device.py $(ARGS)
 
 check: install ## ruff and mypy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 
@@ -22,6 +23,11 @@ MOCK_VARIABLES = (
     "TT_METAL_INSPECTOR_RPC",
 )
 """What ``tests.emulation.mock.prepare`` sets and ttnn needs only when it is imported and first opened."""
+
+
+# In a shell's background SIGINT is ignored, and what the tests start and interrupt would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
