@@ -144,7 +144,7 @@ def _greeting(launch: Launch, metrics_url: str | None) -> str:
             '(such as "red circle").'
         )
         if launch.why_demo is not None:
-            lines.append(f"Why: {launch.why_demo}. The README tells how to get them.")
+            lines.append(f"Why: {launch.why_demo}. The README tells how to get SAM3's weights.")
     else:
         lines.append(f"It serves {plan.checkpoint.label} on {device}.")
     if metrics_url is not None:
