@@ -70,8 +70,7 @@ def open_device(device_id: int, dispatch: str, *, device: Any = None) -> OpenDev
         return OpenDevice(device, "given")
     if device_id in _open_here:
         raise ChipUnavailableError(
-            f"chip {device_id} is open in this process already: close the other Sam3 first, or share its "
-            "device (device=...)"
+            f"chip {device_id} is open in this process already: close the other Sam3 first"
         )
     _check_machine(device_id)
     if "ttnn" not in sys.modules:
