@@ -44,7 +44,6 @@ LAUNCH_S = 16e-6
 TARGETS_MS = {"image": 45.0, "phrase": 6.0, "prompt": 12.0, "four prompts": 30.0}
 """Of ``fast`` on 120 cores."""
 
-CACHED_IMAGES = 16
 DISPATCHES = ("worker", "eth")
 PRECISIONS = ("accurate", "fast")
 
@@ -217,52 +216,26 @@ def record_work(
 
     emulator = emulation.start(dispatch=dispatch)
     emulator.computes = False
-    import torch
     import ttnn
 
-    from sam3_ray.backends.blackhole.backend import IGNORED, OWNED
     from sam3_ray.backends.blackhole.device import open_arguments
-    from sam3_ray.backends.blackhole.image_cache import SlotCache, feature_shapes
-    from sam3_ray.backends.blackhole.modules import WeightStore
-    from sam3_ray.backends.blackhole.parts.backbone import padded_patch
-    from sam3_ray.backends.blackhole.parts.image import ImagePart
-    from sam3_ray.backends.blackhole.parts.prompt import PromptPart
-    from sam3_ray.backends.blackhole.placement import Placement
-    from sam3_ray.backends.blackhole.precision import PRECISIONS
-    from sam3_ray.backends.blackhole.prompts import Prompts
-    from sam3_ray.config import FULL
+    from tests.blackhole.placed_model import CACHED_IMAGES, place_model
 
     device = ttnn.open_device(**open_arguments(0, dispatch))
-    place = Placement(device, PRECISIONS[precision])
-    store = WeightStore(OWNED, IGNORED)
-    part = ImagePart(place, store.root, FULL)
-    prompt_part = PromptPart(place, store.root, FULL)
-    zeros = {
-        key: torch.zeros(1).expand(shape)
-        for parameter in store.parameters.values()
-        for key, shape in parameter.sources.items()
-    }
-    store.load(zeros, device, path=Path("zeros"))
-    pixels = ttnn.allocate_tensor_on_device(
-        ttnn.Shape((1, 1, FULL.grid**2, padded_patch(FULL))),
-        ttnn.uint8,
-        ttnn.ROW_MAJOR_LAYOUT,
-        device,
-    )
-    cache = SlotCache(device, feature_shapes(FULL), CACHED_IMAGES)
-    prompts = Prompts(device, FULL, prompt_part, cache.buffers)
+    model = place_model(device, precision)
+    part, prompts = model.image, model.prompts
 
     def image() -> None:
         with emulator.stage("backbone"):
-            x = part.backbone(pixels)
+            x = part.backbone(model.pixels)
         with emulator.stage("neck"):
             levels = part.neck(x)
         with emulator.stage("geometry"):
             token = part.geometry(levels[-1])
         with emulator.stage("cache"):
-            for output, buffer in zip([*levels, token], cache.buffers, strict=True):
+            for output, buffer in zip([*levels, token], model.images.buffers, strict=True):
                 ttnn.copy(output, buffer)
-            cache.store()
+            model.images.store()
 
     def phrase() -> None:
         with emulator.stage("text"):
@@ -300,7 +273,7 @@ def record_work(
         "programs": device.num_program_cache_entries(),
     }
     ttnn.close_device(device)
-    return found, place.grid, used
+    return found, model.grid, used
 
 
 def predict(dispatch: str, precision: str) -> dict[str, Any]:

@@ -107,6 +107,14 @@ class Sam3:
             raise ValueError(f"warmup must be a number of forwards, at least 0, got {warmup!r}")
         if num_threads is not None and num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, got {num_threads}")
+        if image_cache_bytes is not None and (
+            isinstance(image_cache_bytes, bool)
+            or not isinstance(image_cache_bytes, int)
+            or image_cache_bytes < 0
+        ):
+            raise ValueError(
+                f"image_cache_bytes must be a number of bytes, at least 0, got {image_cache_bytes!r}"
+            )
         asked = checked_variants(warmup_variants) if warmup_variants else {}
         _configure_console(verbose)
         chosen = _choose_backend(backend)
@@ -147,23 +155,23 @@ class Sam3:
                 "warmup": warmup != 2,
             }
             unused = [name for name in _CHIP_ONLY_ARGUMENTS if given[name]]
-        model = cls(
-            Engine(machine, image_cache_bytes=budget),
-            {
-                "backend": chosen,
-                "checkpoint": checkpoint.label,
-                "checkpoint_path": str(checkpoint.path),
-                "revision": checkpoint.revision,
-                "config": machine.config.to_dict(),
-                "unused_arguments": unused
-                + (["SAM3_TEXT_WORKERS"] if "SAM3_TEXT_WORKERS" in os.environ else []),
-            },
-        )
         try:
+            model = cls(
+                Engine(machine, image_cache_bytes=budget),
+                {
+                    "backend": chosen,
+                    "checkpoint": checkpoint.label,
+                    "checkpoint_path": str(checkpoint.path),
+                    "revision": checkpoint.revision,
+                    "config": machine.config.to_dict(),
+                    "unused_arguments": unused
+                    + (["SAM3_TEXT_WORKERS"] if "SAM3_TEXT_WORKERS" in os.environ else []),
+                },
+            )
             if warmup and asked:
                 model.warmup(**asked)
         except BaseException:
-            model.close()
+            machine.close()
             raise
         model._info["load_seconds"] = round(time.perf_counter() - started, 3)
         return model

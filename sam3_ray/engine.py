@@ -17,21 +17,26 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import batched
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from sam3_ray.answers import STAGES, Answer, Grounded, Instances, finish, timed
-from sam3_ray.backends.base import Backend, Float32Array, ImageFeatures, Uint8Array
+from sam3_ray.backends.base import (
+    NEW_PHRASES,
+    TEXT_CACHE_ENTRIES,
+    Backend,
+    Float32Array,
+    ImageFeatures,
+    Uint8Array,
+)
 from sam3_ray.cache import LruCache
 from sam3_ray.errors import ImageNotCachedError
 from sam3_ray.images import ImageSource, pixel_digest
 from sam3_ray.prompt import Prompt, Request
 from sam3_ray.selection import Selection, scores_of, select, sigmoid
-
-TEXT_CACHE_ENTRIES = 256
-"""Phrases whose features are kept (spec/PYTHON.md)."""
 
 _FILE_DIGESTS_KEPT = 65536
 """File digests that are remembered as names of cached pixels, about 100 bytes each."""
@@ -150,7 +155,9 @@ class Engine:
         """
         with self._device_lock:
             self.check_open()
-            self._text_features([Prompt(phrase).text for phrase in phrases], keep=True)
+            texts = [Prompt(phrase).text for phrase in phrases]
+            for group in batched(texts, NEW_PHRASES):
+                self._text_features(list(group), keep=True)
 
     def close(self) -> None:
         """Release the caches and the backend; safe to call more than once."""
@@ -230,9 +237,12 @@ class Engine:
             features, hit = self._image_features(image, [r.source for r in requests.values()], keep)
         try:
             phrases = list(dict.fromkeys(p.text for r in requests.values() for p in r.prompts))
-            with timed(timing, "text"):
-                texts = self._text_features(phrases, keep)
-            found = self._found(image, features, phrases, texts, requests, timing)
+            found: dict[tuple[int, int], Instances] = {}
+            for start in range(0, len(phrases), NEW_PHRASES):
+                some = phrases[start : start + NEW_PHRASES]
+                with timed(timing, "text"):
+                    texts = self._text_features(some, keep)
+                found |= self._found(image, features, some, texts, requests, timing)
         finally:
             if image.key not in self._images or not keep:
                 features.release()
@@ -256,11 +266,12 @@ class Engine:
         requests: dict[int, Request],
         timing: dict[str, float],
     ) -> dict[tuple[int, int], Instances]:
-        """The instances of every prompt of every request of one image, by (request, position)."""
+        """The instances of these phrases in every request of one image, by (request, position)."""
         asked: dict[str, list[tuple[int, int, Prompt]]] = {phrase: [] for phrase in phrases}
         for i, request in requests.items():
             for position, prompt in enumerate(request.prompts):
-                asked[prompt.text].append((i, position, prompt))
+                if prompt.text in asked:
+                    asked[prompt.text].append((i, position, prompt))
         scale = np.array([image.width, image.height] * 2, np.float32)
         found: dict[tuple[int, int], Instances] = {}
         start = 0

@@ -6,6 +6,7 @@ import os
 import signal
 
 import pytest
+import torch
 
 from tests.emulation.fixtures import chip, emulator
 
@@ -34,6 +35,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Converted weights and kernels of the tests are no business of the user's cache folder."""
     os.environ["SAM3_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(autouse=True)
+def same_numbers_every_time() -> None:
+    """What fails once must fail again: a bound that one draw in eight misses is found when it is written."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

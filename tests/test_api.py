@@ -301,3 +301,9 @@ def test_load_image_is_what_the_model_sees(scene: Scene) -> None:
     np.testing.assert_array_equal(sam3_ray.load_image(scene.image), np.asarray(scene.image))
     with pytest.raises(ImageError):
         sam3_ray.load_image(np.zeros((0, 4, 3), np.uint8))
+
+
+@pytest.mark.parametrize("value", [-1, 1e7, True, "1 GB"])
+def test_a_cache_budget_is_a_number_of_bytes(value: object) -> None:
+    with pytest.raises(ValueError, match="image_cache_bytes must be a number of bytes"):
+        Sam3.from_pretrained("demo", backend="cpu", image_cache_bytes=value)

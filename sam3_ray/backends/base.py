@@ -19,6 +19,13 @@ Float32Array = npt.NDArray[np.float32]
 Uint8Array = npt.NDArray[np.uint8]
 
 
+TEXT_CACHE_ENTRIES = 256
+"""Phrases whose features the engine keeps (spec/PYTHON.md)."""
+
+NEW_PHRASES = 64
+"""Phrases that the engine asks for and holds at a time, beside those."""
+
+
 @dataclass(frozen=True)
 class Capacity:
     """What the engine plans with.

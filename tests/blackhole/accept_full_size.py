@@ -1,4 +1,4 @@
-"""Whether ttnn accepts the full-size image part on a mock p150: every operation, L1 and DRAM.
+"""Whether ttnn accepts the full-size model on a mock p150: every operation of every trace, L1 and DRAM.
 
     python -m tests.blackhole.accept_full_size --dispatch eth
 
@@ -18,8 +18,6 @@ from typing import Any
 
 from tests.emulation.mock import prepare
 
-CACHED_IMAGES = 16
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -38,54 +36,35 @@ def main() -> None:
 
 
 def accept(device: Any, precision: str) -> dict[str, Any]:
-    """Run the image part once with its cache allocated; what it takes of the device's memory."""
-    import torch
+    """Run every trace's work once with the cache allocated; what it takes of the device's memory."""
     import ttnn
 
-    from sam3_ray.backends.blackhole.image_cache import SlotCache, feature_shapes
-    from sam3_ray.backends.blackhole.modules import WeightStore
-    from sam3_ray.backends.blackhole.parts.backbone import padded_patch
-    from sam3_ray.backends.blackhole.parts.image import IGNORED, OWNED, ImagePart
-    from sam3_ray.backends.blackhole.placement import Placement
-    from sam3_ray.backends.blackhole.precision import PRECISIONS
-    from sam3_ray.config import FULL
+    from tests.blackhole.placed_model import CACHED_IMAGES, place_model
 
-    place = Placement(device, PRECISIONS[precision])
-    store = WeightStore(OWNED, IGNORED)
-    part = ImagePart(place, store.root, FULL)
-    zeros = {
-        key: torch.zeros(1).expand(shape)
-        for parameter in store.parameters.values()
-        for key, shape in parameter.sources.items()
-    }
-    store.load(zeros, device, path=Path("zeros"))
-    pixels = ttnn.allocate_tensor_on_device(
-        ttnn.Shape((1, 1, FULL.grid**2, padded_patch(FULL))),
-        ttnn.uint8,
-        ttnn.ROW_MAJOR_LAYOUT,
-        device,
-    )
-    slots = SlotCache(device, feature_shapes(FULL), CACHED_IMAGES)
-    outputs = part(pixels)
-    for output, buffer in zip(outputs, slots.buffers, strict=True):
+    model = place_model(device, precision)
+    outputs = model.image(model.pixels)
+    for output, buffer in zip(outputs, model.images.buffers, strict=True):
         ttnn.copy(output, buffer)
-    slots.compile()
     shapes = [list(output.shape) for output in outputs]
+    for output in outputs:
+        ttnn.deallocate(output)
+    model.images.compile()
+    for trace in model.prompts.traces.values():
+        trace.compile()
     dram = ttnn.get_memory_view(device, ttnn.BufferType.DRAM)
     l1 = ttnn.get_memory_view(device, ttnn.BufferType.L1)
     figures = {
         "precision": precision,
-        "grid": list(place.grid),
+        "grid": list(model.grid),
         "programs": device.num_program_cache_entries(),
+        "traces": 1 + len(model.prompts.traces),
         "shapes": shapes,
         "dram_bytes": dram.total_bytes_allocated_per_bank * dram.num_banks,
         "cached_images": CACHED_IMAGES,
         "l1_bytes_kept_a_core": l1.total_bytes_allocated_per_bank,
         "l1_bytes_a_core": l1.total_bytes_per_bank,
     }
-    store.release()
-    for tensor in (*outputs, pixels):
-        ttnn.deallocate(tensor)
+    model.store.release()
     return figures
 
 

@@ -1,4 +1,4 @@
-"""Full-size encode_image on the mock, both grids and precisions: accepted, within the DRAM it may take."""
+"""The full-size model on the mock, both grids and precisions: accepted, within the DRAM it may take."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DRAM_LIMIT = 3e9
 
 
 @pytest.mark.parametrize("dispatch", ["worker", "eth"])
-def test_the_full_size_image_part_is_accepted(dispatch: str) -> None:
+def test_the_full_size_model_is_accepted(dispatch: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.blackhole.accept_full_size", "--dispatch", dispatch],
         cwd=ROOT,
@@ -31,4 +31,5 @@ def test_the_full_size_image_part_is_accepted(dispatch: str) -> None:
     for f in figures:
         assert f["grid"] == GRIDS[dispatch]
         assert f["shapes"] == [[1, 1, n, 256] for n in (288 * 288, 144 * 144, 72 * 72, 32)]
+        assert f["traces"] == 16
         assert f["dram_bytes"] <= DRAM_LIMIT

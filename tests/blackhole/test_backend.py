@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import warnings
 from typing import Any
@@ -103,6 +104,48 @@ def test_a_given_device_stays_open(chip: Any) -> None:
         model(photo_like(64), "red circle")
     x = ttnn.ones((1, 1, 32, 32), dtype=ttnn.bfloat16, layout=ttnn.TILE_LAYOUT, device=chip)
     assert ttnn.to_torch(x).eq(1).all()
+
+
+def test_a_device_takes_one_model_and_gets_all_of_it_back(chip: Any) -> None:
+    """What a second one allocated would lie where the traces of the first write."""
+    import ttnn
+
+    def in_use() -> int:
+        view = ttnn.get_memory_view(chip, ttnn.BufferType.DRAM)
+        return int(view.total_bytes_allocated_per_bank * view.num_banks)
+
+    options: dict[str, Any] = {
+        "backend": "blackhole",
+        "device": chip,
+        "warmup": 0,
+        "image_cache_bytes": SMALL_CACHE,
+    }
+    first = Sam3.from_pretrained("demo", **options)
+    with_model = in_use()
+    with pytest.raises(ChipUnavailableError, match="has a model already"):
+        Sam3.from_pretrained("demo", **options)
+    first(photo_like(64), "red circle")
+    first.close()
+    gc.collect()
+    # The object is still here; the rest are tables of compiled programs, which the device keeps.
+    programs = in_use()
+    assert programs < with_model / 100
+    second = Sam3.from_pretrained("demo", **options)
+    second(photo_like(64), "red circle")
+    second.close()
+    gc.collect()
+    assert in_use() == programs
+
+
+def test_many_new_phrases_in_one_call(emulator: Any) -> None:
+    """More than the text cache and its spare slots hold together."""
+    with Sam3.from_pretrained(
+        "demo", backend="blackhole", dispatch="worker", image_cache_bytes=0, warmup=0
+    ) as model:
+        results = model(photo_like(64), [f"phrase {i}" for i in range(330)], return_masks=False)
+        assert [result.prompt for result in results] == [f"phrase {i}" for i in range(330)]
+        alone = model(photo_like(64), "phrase 329", return_masks=False)
+        assert alone.presence == pytest.approx(results[329].presence, abs=0.01)
 
 
 def test_a_cache_that_does_not_fit_is_refused(emulator: Any) -> None:

@@ -79,6 +79,37 @@ def test_a_released_slot_is_used_again(slots: Any) -> None:
         slots.load(held[1][1])
 
 
+def test_a_copy_that_fails_half_way_leaves_no_image_in_the_buffers(
+    slots: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is a slot lost: what comes after is another image's or nothing, never half of one."""
+    import ttnn
+
+    values, first = fill(slots, 0), slots.store()
+    other, second = fill(slots, 1), slots.store()
+    real, calls = ttnn.copy, []
+
+    def failing(source: Any, target: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError("planted")
+        real(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ttnn, "copy", failing)
+        with pytest.raises(OSError, match="planted"):
+            slots.load(first)
+        free = slots.free_slots
+        calls.clear()
+        with pytest.raises(OSError, match="planted"):
+            slots.store()
+        assert slots.free_slots == free
+    slots.load(second)
+    assert same(read(slots), other)
+    slots.load(first)
+    assert same(read(slots), values)
+
+
 def test_bytes_are_those_the_allocator_takes(chip: Any, slots: Any) -> None:
     """(1, 1, 64, 64) is four tiles, (1, 1, 1, 32) one, of 2,048 bytes."""
     assert slots.slot_nbytes == 5 * 2048

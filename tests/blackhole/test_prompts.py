@@ -26,6 +26,13 @@ def model(emulator: Any) -> Iterator[Sam3]:
         yield model
 
 
+@pytest.fixture
+def backend(model: Sam3) -> Any:
+    """Its backend, with every slot of the image cache free."""
+    model.engine.clear_caches()
+    return model.engine.backend
+
+
 def test_only_what_must_crosses_to_the_host(model: Sam3, emulator: Any) -> None:
     """Pixels up once, ids of a new phrase, numbers of the kept queries; answers and kept masks down."""
     scene = next(iter(scenes(1)))
@@ -96,8 +103,7 @@ def test_what_is_kept_is_what_the_cpu_keeps(model: Sam3) -> None:
     assert 2 * agreed / (kept + expected) >= 0.99
 
 
-def test_masks_of_an_earlier_grounding_are_refused(model: Sam3) -> None:
-    backend = model.engine.backend
+def test_masks_of_an_earlier_grounding_are_refused(backend: Any) -> None:
     image = backend.encode_image(backend.prepare(photo_like(64)))
     text = backend.encode_text(["red circle"])
     earlier = backend.ground(image, text)
@@ -107,8 +113,39 @@ def test_masks_of_an_earlier_grounding_are_refused(model: Sam3) -> None:
     image.release()
 
 
-def test_a_phrase_that_nobody_holds_frees_its_slot(model: Sam3) -> None:
-    backend = model.engine.backend
+def test_masks_are_of_the_image_that_was_grounded(backend: Any) -> None:
+    """Though another one was encoded since, and though a step before failed."""
+    images = [backend.encode_image(backend.prepare(photo_like(64, seed))) for seed in (1, 2)]
+    text = backend.encode_text(["red circle", "a star"])
+    grounding = backend.ground(images[0], text)
+    kept = [(0, 0), (1, 3)]
+    expected = backend.read_masks(grounding.masks, kept)
+    images.append(backend.encode_image(backend.prepare(photo_like(64, 3))))
+    backend._prompts._pixels_of = None  # as another phrase's would leave it
+    assert np.array_equal(backend.read_masks(grounding.masks, kept), expected)
+    for image in images:
+        image.release()
+    with pytest.raises(RuntimeError, match="released"):
+        backend.read_masks(grounding.masks, kept)
+
+
+def test_pixels_that_failed_are_made_again(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = backend.encode_image(backend.prepare(photo_like(64, 4)))
+    grounding = backend.ground(image, backend.encode_text(["red circle", "a star"]))
+    expected = backend.read_masks(grounding.masks, [(0, 0)])
+
+    def failing() -> None:
+        raise OSError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend._prompts.traces["pixels"], "execute", failing)
+        with pytest.raises(OSError, match="planted"):
+            backend.read_masks(grounding.masks, [(1, 0)])
+    assert np.array_equal(backend.read_masks(grounding.masks, [(0, 0)]), expected)
+    image.release()
+
+
+def test_a_phrase_that_nobody_holds_frees_its_slot(backend: Any) -> None:
     backend._prompts._resident = [None] * 4  # what is in the traces' buffers is held there
     free = len(backend._prompts._free_slots)
     text = backend.encode_text(["one", "two", "three"])

@@ -67,6 +67,8 @@ def test_a_capture_that_fails_leaves_the_device_usable(chip: Any, doubling: Any)
     trace, source, target = doubling
     with pytest.raises(RuntimeError, match="compiled"):
         trace.capture()
+    with pytest.raises(RuntimeError, match="not captured"):
+        trace.execute()  # what was recorded is released
     trace.compile()
     trace.capture()
     write(source, 4.0)

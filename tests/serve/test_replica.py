@@ -173,9 +173,7 @@ def test_a_small_answer_passes_a_large_one(stepping):
         await until(lambda: len(made) == 1)  # the thread is in the large one's second mask now
         parts.grounded = found(count=1)
         small = asyncio.create_task(parts.replica.predict(PredictJob("2" * 32, b"x")))
-        while not small.done():
-            gate.release(1)
-            await asyncio.sleep(0.001)
+        await until(lambda: gate.release(1) or small.done())
         assert not large.done()
         count = len(made)
         gate.release(100)

@@ -38,7 +38,7 @@ logger = logging.getLogger("sam3_ray")
 OWNED = (*image_part.OWNED, *prompt_part.OWNED)
 IGNORED = (*image_part.IGNORED, *prompt_part.IGNORED)
 
-CONVERSION = 2
+CONVERSION = 3
 """Raised when a conversion of weights changes, so that files of an older one are not read."""
 
 CACHE_SHARE = 0.25
@@ -105,7 +105,7 @@ class BlackholeBackend:
             ttnn.DRAM_MEMORY_CONFIG,
         )
         self._images = self._make_slots(image_cache_bytes)
-        self._prompts = Prompts(device, self.config, prompt, self._images.buffers)
+        self._prompts = Prompts(device, self.config, prompt, self._images)
 
         def encode() -> None:
             for output, buffer in zip(image(self._pixels), self._images.buffers, strict=True):
@@ -176,8 +176,7 @@ class BlackholeBackend:
     def ground(self, image: ImageFeatures, text: Sequence[TextSlot]) -> Grounding:
         """One trace, and one read of scores, boxes and presence."""
         assert isinstance(image, SlotFeatures)
-        self._images.load(image)
-        return self._prompts.ground(text)
+        return self._prompts.ground(image, text)
 
     def read_masks(self, masks: MaskInputs, kept: Sequence[tuple[int, int]]) -> Float32Array:
         """For each phrase that kept something: its pixels, then one read of a bucket of masks."""
@@ -203,7 +202,7 @@ class BlackholeBackend:
         }
 
     def close(self) -> None:
-        """Release the traces and the weights, and close the chip unless the caller opened it."""
+        """Give everything back, and close the chip unless the caller opened it."""
         if self._open.device is None:
             return
         try:
@@ -211,6 +210,10 @@ class BlackholeBackend:
                 trace.release()
             self._weights.release()
         finally:
+            # Buffers and tables go with the last that knows them.
+            self._traces.clear()
+            for name in ("_trace", "_prompts", "_images", "_pixels"):
+                self.__dict__.pop(name, None)
             self._open.close()
 
     def _upload(self, prepared: Uint8Array) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import ttnn
 
-from sam3_ray.backends.blackhole.placement import TILE
+from sam3_ray.backends.blackhole.placement import TILE, whole_tiles
 from sam3_ray.config import Sam3Config
 
 Shape = tuple[int, int, int, int]
@@ -36,7 +36,13 @@ def feature_shapes(config: Sam3Config) -> list[Shape]:
 
 def padded_nbytes(shapes: Sequence[Shape]) -> int:
     """Bytes of bfloat16 tensors in whole tiles."""
-    return sum(2 * n * c * -(-h // TILE) * TILE * -(-w // TILE) * TILE for n, c, h, w in shapes)
+    return sum(2 * n * c * whole_tiles(h) * whole_tiles(w) for n, c, h, w in shapes)
+
+
+def copy_all(sources: Sequence[Any], targets: Sequence[Any]) -> None:
+    """Device to device, one after the other."""
+    for source, target in zip(sources, targets, strict=True):
+        ttnn.copy(source, target)
 
 
 @dataclass(eq=False)
@@ -87,9 +93,8 @@ class SlotCache:
 
     def compile(self) -> None:
         """Run both copies once, so that no program is compiled after the traces."""
-        for source, target in zip(self.buffers, self._slots[0], strict=True):
-            ttnn.copy(source, target)
-            ttnn.copy(target, source)
+        copy_all(self.buffers, self._slots[0])
+        copy_all(self._slots[0], self.buffers)
 
     def store(self) -> SlotFeatures:
         """Copy what is in the buffers to a free slot.
@@ -100,8 +105,11 @@ class SlotCache:
         if not self._free:
             raise RuntimeError(f"all {len(self)} slots of the image cache are taken")
         slot = self._free.pop()
-        for source, target in zip(self.buffers, self._slots[slot], strict=True):
-            ttnn.copy(source, target)
+        try:
+            copy_all(self.buffers, self._slots[slot])
+        except BaseException:
+            self._free.append(slot)
+            raise
         self._resident = slot
         return SlotFeatures(self, slot)
 
@@ -115,12 +123,12 @@ class SlotCache:
             raise RuntimeError("these image features were released")
         if features.slot == self._resident:
             return
-        for source, target in zip(self._slots[features.slot], self.buffers, strict=True):
-            ttnn.copy(source, target)
+        self.invalidate()  # until all of it is there
+        copy_all(self._slots[features.slot], self.buffers)
         self._resident = features.slot
 
     def invalidate(self) -> None:
-        """The buffers are about to be written."""
+        """The buffers are about to be written: they hold no image until that is done."""
         self._resident = None
 
     def free(self, slot: int) -> None:

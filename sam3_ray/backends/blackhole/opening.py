@@ -35,7 +35,10 @@ class OpenDevice:
     def close(self) -> None:
         """Close it unless the caller opened it; safe to call more than once."""
         device, self.device = self.device, None
-        if device is not None and self.dispatch != "given":
+        if device is None:
+            return
+        _in_use.discard(device.id())
+        if self.dispatch != "given":
             import ttnn
 
             _open_here.discard(self.device_id)
@@ -45,6 +48,10 @@ class OpenDevice:
 _open_here: set[int] = set()
 """Chips that this process has opened: ttnn would hand out the same device again, and closing one handle takes
 it from the other."""
+
+_in_use: set[int] = set()
+"""Devices that have a model, by ttnn's own number: what a second one allocated would lie where the traces of
+the first put their intermediate results."""
 
 
 def open_device(device_id: int, dispatch: str, *, device: Any = None) -> OpenDevice:
@@ -57,8 +64,8 @@ def open_device(device_id: int, dispatch: str, *, device: Any = None) -> OpenDev
 
     Raises:
         ImportError: ttnn is not installed.
-        ChipUnavailableError: there is no such chip, it does not open, or ttnn was imported before
-            TT_VISIBLE_DEVICES was set.
+        ChipUnavailableError: there is no such chip, it does not open, it has a model already, or ttnn was
+            imported before TT_VISIBLE_DEVICES was set.
         RuntimeError: ``eth`` cannot be used.
     """
     if importlib.util.find_spec("ttnn") is None:
@@ -67,6 +74,7 @@ def open_device(device_id: int, dispatch: str, *, device: Any = None) -> OpenDev
         )
     if device is not None:
         _check_given(device)
+        _in_use.add(device.id())
         return OpenDevice(device, "given")
     if device_id in _open_here:
         raise ChipUnavailableError(
@@ -84,6 +92,7 @@ def open_device(device_id: int, dispatch: str, *, device: Any = None) -> OpenDev
     except RuntimeError as error:
         raise ChipUnavailableError(_why_not(device_id, error)) from error
     _open_here.add(device_id)
+    _in_use.add(opened.id())
     mode: Literal["eth", "worker"] = "eth" if "dispatch_core_config" in arguments else "worker"
     return OpenDevice(opened, mode, device_id)
 
@@ -98,6 +107,8 @@ def kernel_cache(device_id: int) -> Path:
 def _check_given(device: Any) -> None:
     if not hasattr(device, "compute_with_storage_grid_size"):
         raise TypeError(f"device must be an open ttnn device, got {device!r}")
+    if device.id() in _in_use:
+        raise ChipUnavailableError("this device has a model already: close that one first")
 
 
 def _check_machine(device_id: int) -> None:

@@ -36,6 +36,11 @@ WIDE_ATTENTION_CHUNK = 192
 _TILE_BYTES = {ttnn.bfloat16: 2048, ttnn.float32: 4096, ttnn.bfloat8_b: 1088}
 
 
+def whole_tiles(elements: int) -> int:
+    """Elements, rounded up to whole tiles."""
+    return TILE * _tiles(elements)
+
+
 @dataclass(frozen=True)
 class Placement:
     """A device and a precision, and what follows from them.
@@ -61,22 +66,18 @@ class Placement:
     @cached_property
     def compute_config(self) -> Any:
         """For matrix multiplications, convolutions and norms."""
-        return self._compute_config(self.precision.fidelity)
+        return self._compute_config(self.precision.fidelity, self.precision.wide_accumulation)
 
     @cached_property
     def attention_compute_config(self) -> Any:
-        return self._compute_config(self.precision.attention_fidelity)
+        return self._compute_config(
+            self.precision.attention_fidelity, self.precision.wide_accumulation
+        )
 
     @cached_property
     def exact_compute_config(self) -> Any:
         """For what is cheap and must not lose bits: norms, rotations."""
-        return ttnn.init_device_compute_kernel_config(
-            self.device.arch(),
-            math_fidelity=ttnn.MathFidelity.HiFi4,
-            math_approx_mode=False,
-            fp32_dest_acc_en=True,
-            packer_l1_acc=True,
-        )
+        return self._compute_config("HiFi4", wide_accumulation=True)
 
     def matmul_config(self, rows: int, inner: int, columns: int, *, activation: Any = None) -> Any:
         """How (rows, inner) x (inner, columns) spreads over the grid.
@@ -124,12 +125,12 @@ class Placement:
             exp_approx_mode=False,
         )
 
-    def _compute_config(self, fidelity: FidelityName) -> Any:
+    def _compute_config(self, fidelity: FidelityName, wide_accumulation: bool) -> Any:
         return ttnn.init_device_compute_kernel_config(
             self.device.arch(),
             math_fidelity=getattr(ttnn.MathFidelity, fidelity),
             math_approx_mode=False,
-            fp32_dest_acc_en=self.precision.wide_accumulation,
+            fp32_dest_acc_en=wide_accumulation,
             packer_l1_acc=True,
         )
 

@@ -12,8 +12,13 @@ import numpy as np
 import torch
 import ttnn
 
-from sam3_ray.backends.base import Float32Array, Grounding
-from sam3_ray.backends.blackhole.image_cache import allocate
+from sam3_ray.backends.base import NEW_PHRASES, TEXT_CACHE_ENTRIES, Float32Array, Grounding
+from sam3_ray.backends.blackhole.image_cache import (
+    SlotCache,
+    SlotFeatures,
+    allocate,
+    copy_all,
+)
 from sam3_ray.backends.blackhole.parts.decoder import rows_of
 from sam3_ray.backends.blackhole.parts.prompt import KEYS, PromptPart
 from sam3_ray.backends.blackhole.placement import TILE
@@ -24,8 +29,8 @@ from sam3_ray.text import tokenize
 PROMPT_RUNS = (1, 2, 4)
 """Phrases of one image in one trace."""
 
-TEXT_SLOTS = 256 + 64
-"""The engine's text cache, and the phrases of one call that are new at once."""
+TEXT_SLOTS = TEXT_CACHE_ENTRIES + NEW_PHRASES + PROMPT_RUNS[-1]
+"""What the engine may hold at a time, and what the traces' buffers hold."""
 
 ANSWER_COLUMNS = 2 * TILE + 1
 
@@ -39,10 +44,15 @@ class TextSlot:
 
 @dataclass(frozen=True)
 class MaskInputs:
-    """What ``read_masks`` needs of one ``ground``: it is valid until the next."""
+    """What ``read_masks`` needs of one ``ground``: it is valid until the next.
+
+    Attributes:
+        run: number of that ``ground``.
+        image: whose features it saw.
+    """
 
     run: int
-    phrases: int
+    image: SlotFeatures
 
 
 class Prompts:
@@ -52,13 +62,13 @@ class Prompts:
         device: an open ttnn device.
         config: the model's dimensions.
         part: the modules, loaded.
-        image: the buffers of an image's features, fine to coarse, and the geometry token.
+        images: the image cache, whose buffers the traces read.
     """
 
     def __init__(
-        self, device: Any, config: Sam3Config, part: PromptPart, image: Sequence[Any]
+        self, device: Any, config: Sam3Config, part: PromptPart, images: SlotCache
     ) -> None:
-        self._device, self._config, self._part, self._image = device, config, part, list(image)
+        self._device, self._config, self._part, self._images = device, config, part, images
         width, context = config.model_width, config.text_context
         self._rows = rows_of(config)
         most = PROMPT_RUNS[-1]
@@ -105,20 +115,13 @@ class Prompts:
             if name == "pixels":
                 self._choose_phrase(0)
             trace.compile()
-        for i, buffers in enumerate(self._text):
-            for source, target in zip(buffers, self._slots[i], strict=True):
-                ttnn.copy(source, target)
-                ttnn.copy(target, source)
+        copy_all(self._text[0], self._slots[0])
+        copy_all(self._slots[0], self._text[0])
 
     def capture(self) -> None:
         """Record every trace."""
         for trace in self.traces.values():
             trace.capture()
-
-    def release(self) -> None:
-        """Give the traces' memory back."""
-        for trace in self.traces.values():
-            trace.release()
 
     # -- the backend's calls -------------------------------------------------------------------------
 
@@ -136,23 +139,26 @@ class Prompts:
         self.traces[f"text {len(phrases)}"].execute()
         slots = []
         for i in range(len(phrases)):
-            index = self._free_slots.pop()
-            for source, target in zip(self._text[i], self._slots[index], strict=True):
-                ttnn.copy(source, target)
-            slot = TextSlot(index)
-            weakref.finalize(slot, self._free_slots.append, index)
+            slot = TextSlot(self._free_slots.pop())
+            weakref.finalize(slot, self._free_slots.append, slot.index)
+            copy_all(self._text[i], self._slots[slot.index])
             self._resident[i] = slot
             slots.append(slot)
         return slots
 
-    def ground(self, text: Sequence[TextSlot]) -> Grounding:
-        """Scores, boxes and presence of phrases on the image whose features are in the buffers."""
+    def ground(self, image: SlotFeatures, text: Sequence[TextSlot]) -> Grounding:
+        """Scores, boxes and presence of phrases on an image.
+
+        Raises:
+            RuntimeError: the image's features were released.
+        """
+        self._images.load(image)
         phrases = len(text)
         for i, slot in enumerate(text):
             if self._resident[i] is slot:
                 continue
-            for source, target in zip(self._slots[slot.index], self._text[i], strict=True):
-                ttnn.copy(source, target)
+            self._resident[i] = None  # until all of it is there
+            copy_all(self._slots[slot.index], self._text[i])
             self._resident[i] = slot
         self._run += 1
         self.traces[f"ground {phrases}"].execute()
@@ -163,14 +169,14 @@ class Prompts:
             logits=np.ascontiguousarray(rows[:, :queries, 2 * TILE]),
             boxes_cxcywh=np.ascontiguousarray(rows[:, :queries, :4]),
             presence_logits=np.ascontiguousarray(rows[:, queries, TILE]),
-            masks=MaskInputs(self._run, phrases),
+            masks=MaskInputs(self._run, image),
         )
 
     def read_masks(self, masks: MaskInputs, kept: Sequence[tuple[int, int]]) -> Float32Array:
         """Mask logits of (phrase, query) pairs, in order, (n, mask_size, mask_size).
 
         Raises:
-            RuntimeError: there was another ``ground`` since.
+            RuntimeError: there was another ``ground`` since, or the image's features were released.
         """
         size = self._config.mask_size
         logits = np.empty((len(kept), size, size), np.float32)
@@ -178,6 +184,7 @@ class Prompts:
             raise RuntimeError(
                 "these masks belong to an earlier ground: they have been overwritten"
             )
+        self._images.load(masks.image)  # another image may have been encoded since
         for phrase in sorted({phrase for phrase, _ in kept}):
             places = [i for i, (p, _) in enumerate(kept) if p == phrase]
             self._embed_pixels(phrase)
@@ -189,13 +196,13 @@ class Prompts:
     def _embed_pixels(self, phrase: int) -> None:
         if self._pixels_of == (self._run, phrase):
             return
+        self._pixels_of = None  # until all of it is there
         self._choose_phrase(phrase)
         self.traces["pixels"].execute()
         self._pixels_of = self._run, phrase
 
     def _choose_phrase(self, phrase: int) -> None:
-        for source, target in zip(self._mask_inputs[phrase], self._mask_inputs[-1], strict=True):
-            ttnn.copy(source, target)
+        copy_all(self._mask_inputs[phrase], self._mask_inputs[-1])
 
     def _masks_of(self, queries: list[int]) -> Float32Array:
         """Masks of some queries of the phrase whose pixels are embedded."""
@@ -229,7 +236,7 @@ class Prompts:
                 _move(tensor, buffer)
 
     def _ground_work(self, run: int) -> None:
-        *_, coarsest, geometry = self._image
+        *_, coarsest, geometry = self._images.buffers
         texts = [(tokens, mask) for tokens, mask in self._text[:run]]
         each, prompt, mask = self._part.prompt(texts, geometry)
         answers, queries, memory = self._part.ground(coarsest, prompt, mask)
@@ -237,12 +244,11 @@ class Prompts:
         rows = ttnn.to_layout(queries, ttnn.ROW_MAJOR_LAYOUT, memory_config=ttnn.L1_MEMORY_CONFIG)
         for i in range(run):
             parts = [_part_of(memory, i, run), each[i], texts[i][1], _part_of(rows, i, run)]
-            for tensor, buffer in zip(parts, self._mask_inputs[i], strict=True):
-                ttnn.copy(tensor, buffer)
+            copy_all(parts, self._mask_inputs[i])
 
     def _pixels_work(self) -> None:
         memory, prompt, mask, _ = self._mask_inputs[-1]
-        finest, middle, *_ = self._image
+        finest, middle, *_ = self._images.buffers
         pixels = self._part.segmentation_head.pixels(memory, prompt, mask, [middle, finest])
         _move(pixels, self._pixels)
 

@@ -36,13 +36,16 @@ class Trace:
         ttnn.synchronize_device(self._device)
 
     def capture(self) -> None:
-        """Record it; what it computes meanwhile is not valid."""
-        trace = ttnn.begin_trace_capture(self._device, cq_id=QUEUE)
+        """Record it; what it computes meanwhile is not valid. One that fails gives its memory back."""
+        self._id = ttnn.begin_trace_capture(self._device, cq_id=QUEUE)
         try:
-            self._run()
-        finally:
-            ttnn.end_trace_capture(self._device, trace, cq_id=QUEUE)
-        self._id = trace
+            try:
+                self._run()
+            finally:
+                ttnn.end_trace_capture(self._device, self._id, cq_id=QUEUE)
+        except BaseException:
+            self.release()
+            raise
 
     def execute(self) -> None:
         """Replay it without waiting.

@@ -47,6 +47,46 @@ def attention(
     return output
 
 
+class PackedProjection:
+    """Some rows of the projection that torch packs queries, keys and values into.
+
+    Args:
+        place: where it runs.
+        scope: of ``in_proj_weight`` (3 * width, width) and ``in_proj_bias`` (3 * width,).
+        width: of the tokens.
+        rows: the first and the end of those that are taken.
+        scale: multiplied into them, in float32.
+    """
+
+    def __init__(
+        self,
+        place: Placement,
+        scope: Scope,
+        width: int,
+        rows: tuple[int, int],
+        *,
+        scale: float = 1.0,
+    ) -> None:
+        self._place = place
+        name = f"rows_{rows[0]}_{rows[1]}"
+        self._weight = scope.parameter(
+            {"in_proj_weight": (3 * width, width)},
+            part_of(*rows, lambda weight: transposed(weight) * scale),
+            dtype=place.weights_dtype,
+            name=f"{name}.weight",
+        )
+        self._bias = scope.parameter(
+            {"in_proj_bias": (3 * width,)},
+            part_of(*rows, lambda bias: as_row(bias) * scale),
+            dtype=ttnn.bfloat16,
+            name=f"{name}.bias",
+        )
+
+    def __call__(self, x: Any) -> Any:
+        """(1, 1, n, width) -> (1, 1, n, rows)."""
+        return linear(self._place, x, self._weight.value, self._bias.value)
+
+
 class PositionedProjection:
     """Rows of a packed projection of tokens with their positions added.
 
@@ -115,24 +155,10 @@ class PromptAttention:
         width = config.model_width
         self._place, self._heads = place, config.heads
         scale = 1 / math.sqrt(width // config.heads)
-        weight, bias = {"in_proj_weight": (3 * width, width)}, {"in_proj_bias": (3 * width,)}
-
-        def part(source: dict[str, Any], name: str, start: int, end: int, convert: Any) -> Any:
-            is_matrix = "weight" in next(iter(source))
-            return scope.parameter(
-                source,
-                part_of(start, end, convert),
-                dtype=place.weights_dtype if is_matrix else ttnn.bfloat16,
-                name=name,
-            )
-
-        # The scores' 1 / sqrt(d) goes into the query's projection, in float32.
-        self._query = part(weight, "query.weight", 0, width, lambda w: transposed(w) * scale)
-        self._query_bias = part(bias, "query.bias", 0, width, lambda b: as_row(b) * scale)
-        self._key = part(weight, "key.weight", width, 2 * width, transposed)
-        self._key_bias = part(bias, "key.bias", width, 2 * width, as_row)
-        self._value = part(weight, "value.weight", 2 * width, 3 * width, transposed)
-        self._value_bias = part(bias, "value.bias", 2 * width, 3 * width, as_row)
+        # The scores' 1 / sqrt(d) goes into the query's projection.
+        self._query = PackedProjection(place, scope, width, (0, width), scale=scale)
+        self._key = PackedProjection(place, scope, width, (width, 2 * width))
+        self._value = PackedProjection(place, scope, width, (2 * width, 3 * width))
         self._output = Linear(place, scope / "out_proj", width, width)
 
     def __call__(self, x: Any, prompt: Any, mask: Any) -> Any:
@@ -144,9 +170,9 @@ class PromptAttention:
             mask: (phrases, 1, 1, keys), 0 or a large negative number.
         """
         phrases = mask.shape[0]
-        q = self._heads_of(x, self._query, self._query_bias, phrases)
-        k = self._heads_of(prompt, self._key, self._key_bias, phrases)
-        v = self._heads_of(prompt, self._value, self._value_bias, phrases)
+        q = split_heads(self._query(x), phrases, self._heads)
+        k = split_heads(self._key(prompt), phrases, self._heads)
+        v = split_heads(self._value(prompt), phrases, self._heads)
         ttnn.deallocate(x)
         scores = self._product(q, k, transpose=True)
         scores = ttnn.add(scores, mask, output_tensor=scores)
@@ -160,11 +186,6 @@ class PromptAttention:
         for tensor in (q, k, v, scores, weights):
             ttnn.deallocate(tensor)
         return joined(self._output, heads)
-
-    def _heads_of(self, x: Any, weight: Any, bias: Any, phrases: int) -> Any:
-        """(1, 1, phrases * n, width) -> (phrases, heads, n, d)."""
-        projected = linear(self._place, x, weight.value, bias.value)
-        return split_heads(projected, phrases, self._heads)
 
     def _product(self, a: Any, b: Any, *, transpose: bool = False) -> Any:
         return ttnn.matmul(

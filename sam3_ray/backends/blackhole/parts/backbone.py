@@ -17,9 +17,9 @@ from torch import Tensor
 
 from sam3_ray.backends.base import Uint8Array
 from sam3_ray.backends.blackhole.modules import Scope, constant
-from sam3_ray.backends.blackhole.parts.attention import attention
+from sam3_ray.backends.blackhole.parts.attention import added, attention, joined
 from sam3_ray.backends.blackhole.parts.layers import LayerNorm, Linear, linear
-from sam3_ray.backends.blackhole.placement import TILE, Placement
+from sam3_ray.backends.blackhole.placement import TILE, Placement, whole_tiles
 from sam3_ray.config import Sam3Config
 
 NORM_EPSILON = 1e-6
@@ -49,7 +49,7 @@ def patches(square: Uint8Array, config: Sam3Config) -> Uint8Array:
 
 def padded_patch(config: Sam3Config) -> int:
     """Values of a patch, rounded up to whole tiles."""
-    return TILE * math.ceil(config.patch_size**2 * 3 / TILE)
+    return whole_tiles(config.patch_size**2 * 3)
 
 
 def window_order(table: Tensor, config: Sam3Config) -> Tensor:
@@ -160,11 +160,7 @@ class Attention:
         )
         ttnn.deallocate(qkv)
         heads = attention(self._place, rope(q), rope(k), v)
-        x = ttnn.experimental.nlp_concat_heads(heads, memory_config=ttnn.L1_MEMORY_CONFIG)
-        ttnn.deallocate(heads)
-        output = self._proj(ttnn.reshape(x, (1, 1, tokens, width)))
-        ttnn.deallocate(x)
-        return output
+        return joined(self._proj, heads)
 
 
 class Rope:
@@ -212,17 +208,13 @@ class Block:
 
     def __call__(self, x: Any, rope: Rope) -> Any:
         """(1, 1, tokens, width) in window order; adds to ``x`` in place."""
-        update = self._attention(self._norm1(x), rope)
-        x = ttnn.add(x, update, output_tensor=x)
-        ttnn.deallocate(update)
+        x = added(x, self._attention(self._norm1(x), rope))
         normed = self._norm2(x)
         hidden = self._fc1(normed)
         ttnn.deallocate(normed)
         update = self._fc2(hidden)
         ttnn.deallocate(hidden)
-        x = ttnn.add(x, update, output_tensor=x)
-        ttnn.deallocate(update)
-        return x
+        return added(x, update)
 
 
 class Backbone:

@@ -16,8 +16,9 @@ import torch
 import ttnn
 from torch import Tensor
 
-from sam3_ray.backends.blackhole.modules import Scope, as_row, constant, transposed
+from sam3_ray.backends.blackhole.modules import Scope, as_row, constant
 from sam3_ray.backends.blackhole.parts.attention import (
+    PackedProjection,
     PositionedProjection,
     PromptAttention,
     added,
@@ -30,9 +31,8 @@ from sam3_ray.backends.blackhole.parts.layers import (
     Linear,
     exact_linear,
     linear,
-    part_of,
 )
-from sam3_ray.backends.blackhole.placement import TILE, Placement
+from sam3_ray.backends.blackhole.placement import TILE, Placement, whole_tiles
 from sam3_ray.config import Sam3Config
 
 MASKED = -1e9
@@ -44,7 +44,7 @@ BOX_LOGIT_LIMIT = math.log((1 - 1e-3) / 1e-3)
 
 def rows_of(config: Sam3Config) -> int:
     """Rows of one phrase: the queries and the presence token in whole tiles."""
-    return TILE * math.ceil((config.queries + 1) / TILE)
+    return whole_tiles(config.queries + 1)
 
 
 def sine_matrix(width: int) -> tuple[Tensor, Tensor]:
@@ -76,7 +76,7 @@ def edge_matrix() -> Tensor:
 
 def spread_matrix(grid: int) -> Tensor:
     """(2 * padded, grid * grid): a row for each column of pixels, then one for each row of pixels."""
-    padded = TILE * math.ceil(grid / TILE)
+    padded = whole_tiles(grid)
     matrix = torch.zeros(2 * padded, grid, grid)
     for i in range(grid):
         matrix[i, :, i] = 1.0
@@ -101,7 +101,7 @@ class BoxBias:
     def __init__(self, place: Placement, scope: Scope, config: Sam3Config) -> None:
         width, heads, grid = config.model_width, config.heads, config.grid
         self._place, self._heads, self._grid = place, heads, grid
-        self._padded = TILE * math.ceil(grid / TILE)
+        self._padded = whole_tiles(grid)
         self._rows = rows_of(config)
         device = place.device
         both = {
@@ -223,52 +223,16 @@ class Layer:
         width, heads = config.model_width, config.heads
         self._place, self._heads = place, heads
         own = scope / "self_attn"
-        packed, packed_bias = {"in_proj_weight": (3 * width, width)}, {"in_proj_bias": (3 * width,)}
-        self._query_key = own.parameter(
-            packed,
-            part_of(0, 2 * width, transposed),
-            dtype=place.weights_dtype,
-            name="query_key.weight",
-        )
-        self._query_key_bias = own.parameter(
-            packed_bias, part_of(0, 2 * width, as_row), dtype=ttnn.bfloat16, name="query_key.bias"
-        )
-        self._value = own.parameter(
-            packed,
-            part_of(2 * width, 3 * width, transposed),
-            dtype=place.weights_dtype,
-            name="value.weight",
-        )
-        self._value_bias = own.parameter(
-            packed_bias,
-            part_of(2 * width, 3 * width, as_row),
-            dtype=ttnn.bfloat16,
-            name="value.bias",
-        )
+        self._query_key = PackedProjection(place, own, width, (0, 2 * width))
+        self._value = PackedProjection(place, own, width, (2 * width, 3 * width))
         self._self_output = Linear(place, own / "out_proj", width, width)
         self._norm2 = LayerNorm(place, scope / "norm2", width)
         self._text = PromptAttention(place, scope / "ca_text", config)
         self._catext_norm = LayerNorm(place, scope / "catext_norm", width)
         image = scope / "cross_attn"
-        self._image_query = image.parameter(
-            packed, part_of(0, width, transposed), dtype=place.weights_dtype, name="query.weight"
-        )
-        self._image_query_bias = image.parameter(
-            packed_bias, part_of(0, width, as_row), dtype=ttnn.bfloat16, name="query.bias"
-        )
+        self._image_query = PackedProjection(place, image, width, (0, width))
         self._image_key = PositionedProjection(place, image, config, positions, (width, 2 * width))
-        self._image_value = image.parameter(
-            packed,
-            part_of(2 * width, 3 * width, transposed),
-            dtype=place.weights_dtype,
-            name="value.weight",
-        )
-        self._image_value_bias = image.parameter(
-            packed_bias,
-            part_of(2 * width, 3 * width, as_row),
-            dtype=ttnn.bfloat16,
-            name="value.bias",
-        )
+        self._image_value = PackedProjection(place, image, width, (2 * width, 3 * width))
         self._image_output = Linear(place, image / "out_proj", width, width)
         self._norm1 = LayerNorm(place, scope / "norm1", width)
         self._linear1 = Linear(
@@ -308,9 +272,9 @@ class Layer:
 
     def _self_attention(self, x: Any, query_positions: Any, empty: Any, phrases: int) -> Any:
         placed = ttnn.add(x, query_positions, memory_config=ttnn.L1_MEMORY_CONFIG)
-        query_key = linear(self._place, placed, self._query_key.value, self._query_key_bias.value)
+        query_key = self._query_key(placed)
         ttnn.deallocate(placed)
-        value = linear(self._place, x, self._value.value, self._value_bias.value)
+        value = self._value(x)
         together = ttnn.concat([query_key, value], dim=3, memory_config=ttnn.L1_MEMORY_CONFIG)
         for tensor in (query_key, value):
             ttnn.deallocate(tensor)
@@ -328,11 +292,11 @@ class Layer:
     def _image_attention(self, x: Any, query_positions: Any, memory: Any, bias: Any) -> Any:
         phrases = bias.shape[0]
         placed = ttnn.add(x, query_positions, memory_config=ttnn.L1_MEMORY_CONFIG)
-        queries = linear(self._place, placed, self._image_query.value, self._image_query_bias.value)
+        queries = self._image_query(placed)
         ttnn.deallocate(placed)
         q = split_heads(queries, phrases, self._heads)
         k = split_heads(self._image_key(memory, phrases), phrases, self._heads)
-        values = linear(self._place, memory, self._image_value.value, self._image_value_bias.value)
+        values = self._image_value(memory)
         v = split_heads(values, phrases, self._heads)
         return joined(self._image_output, attention(self._place, q, k, v, mask=bias))
 

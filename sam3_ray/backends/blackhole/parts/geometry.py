@@ -12,9 +12,14 @@ import torch
 import ttnn
 from torch import Tensor
 
-from sam3_ray.backends.blackhole.modules import Scope, as_row, constant, transposed
-from sam3_ray.backends.blackhole.parts.attention import attention
-from sam3_ray.backends.blackhole.parts.layers import LayerNorm, Linear, linear, part_of
+from sam3_ray.backends.blackhole.modules import Scope, constant
+from sam3_ray.backends.blackhole.parts.attention import (
+    PackedProjection,
+    attention,
+    joined,
+    split_heads,
+)
+from sam3_ray.backends.blackhole.parts.layers import LayerNorm, Linear
 from sam3_ray.backends.blackhole.placement import TILE, Placement
 from sam3_ray.config import Sam3Config
 
@@ -23,77 +28,30 @@ class OneTokenAttention:
     """Self-attention of a single token: the softmax over one key is 1, so it is the value, projected."""
 
     def __init__(self, place: Placement, scope: Scope, width: int) -> None:
-        self._place = place
-        packed = {"in_proj_weight": (3 * width, width)}
-        packed_bias = {"in_proj_bias": (3 * width,)}
-        self._value = scope.parameter(
-            packed,
-            part_of(2 * width, 3 * width, transposed),
-            dtype=place.weights_dtype,
-            name="value.weight",
-        )
-        self._value_bias = scope.parameter(
-            packed_bias,
-            part_of(2 * width, 3 * width, as_row),
-            dtype=ttnn.bfloat16,
-            name="value.bias",
-        )
+        self._value = PackedProjection(place, scope, width, (2 * width, 3 * width))
         self._output = Linear(place, scope / "out_proj", width, width)
 
     def __call__(self, x: Any) -> Any:
-        return self._output(linear(self._place, x, self._value.value, self._value_bias.value))
+        return self._output(self._value(x))
 
 
 class ImageAttention:
     """The token's queries, the image's keys and values."""
 
     def __init__(self, place: Placement, scope: Scope, width: int, heads: int) -> None:
-        self._place, self._heads, self._width = place, heads, width
-        packed = {"in_proj_weight": (3 * width, width)}
-        packed_bias = {"in_proj_bias": (3 * width,)}
-        self._weights, self._biases = [], []
-        for i, name in enumerate(("query", "key", "value")):
-            start, end = i * width, (i + 1) * width
-            self._weights.append(
-                scope.parameter(
-                    packed,
-                    part_of(start, end, transposed),
-                    dtype=place.weights_dtype,
-                    name=f"{name}.weight",
-                )
-            )
-            self._biases.append(
-                scope.parameter(
-                    packed_bias,
-                    part_of(start, end, as_row),
-                    dtype=ttnn.bfloat16,
-                    name=f"{name}.bias",
-                )
-            )
+        self._place, self._heads = place, heads
+        self._query, self._key, self._value = (
+            PackedProjection(place, scope, width, (i * width, (i + 1) * width)) for i in range(3)
+        )
         self._output = Linear(place, scope / "out_proj", width, width)
 
     def __call__(self, token: Any, keys: Any, values: Any) -> Any:
         """(1, 1, 32, width), and twice (1, 1, n, width) -> (1, 1, 32, width)."""
         q, k, v = (
-            self._split(linear(self._place, x, weight.value, bias.value))
-            for x, weight, bias in zip(
-                (token, keys, values), self._weights, self._biases, strict=True
-            )
+            split_heads(projected, 1, self._heads)
+            for projected in (self._query(token), self._key(keys), self._value(values))
         )
-        heads = attention(self._place, q, k, v)
-        return self._output(
-            ttnn.experimental.nlp_concat_heads(heads, memory_config=ttnn.L1_MEMORY_CONFIG)
-        )
-
-    def _split(self, x: Any) -> Any:
-        """(1, 1, n, width) -> (1, heads, n, width / heads)."""
-        return ttnn.experimental.nlp_create_qkv_heads(
-            x,
-            num_heads=self._heads,
-            num_kv_heads=0,
-            transpose_k_heads=False,
-            memory_config=ttnn.L1_MEMORY_CONFIG,
-        )[0]
+        return joined(self._output, attention(self._place, q, k, v))
 
 
 class Layer:
