@@ -173,12 +173,13 @@ class LoadedPrompts:
 
     def fusion_updates(self, recording: PromptRecording) -> Iterator[float]:
         prompt, mask = self.prompt(recording)
+        positions = self.part.positions(len(recording.ids))
         for layer, (given, expected) in zip(
             self.part.fusion_encoder.layers, recording.fusion_layers, strict=True
         ):
             x = self._up(given.reshape(1, 1, -1, given.shape[-1]), "L1")
             before = self._down(x)
-            after = self._down(layer(x, prompt, mask))
+            after = self._down(layer(x, positions, prompt, mask))
             yield pcc(after - before, expected - given)
 
     def decoder_updates(self, recording: PromptRecording) -> Iterator[float]:
@@ -186,6 +187,7 @@ class LoadedPrompts:
         decoder, phrases = self.part.decoder, len(recording.ids)
         prompt, mask = self.prompt(recording)
         memory = self._up(recording.memory.reshape(1, 1, -1, self.config.model_width))
+        memory = decoder.placed(memory, self.part.positions(phrases))
         for layer, (given, expected, boxes) in zip(
             decoder.layers, recording.decoder_layers, strict=True
         ):

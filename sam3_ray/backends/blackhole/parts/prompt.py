@@ -42,12 +42,14 @@ class PromptPart:
     """
 
     def __init__(self, place: Placement, scope: Scope, config: Sam3Config) -> None:
+        place = Placement(place.device, place.precision.of_prompt)
         positions = sine_positions(config.grid, config.model_width)
+        self._positions = constant(place.device, positions[None, None])
         transformer = scope / "transformer"
         self._config = config
         self.text_encoder = TextEncoder(place, scope / "backbone" / "language_backbone", config)
-        self.fusion_encoder = FusionEncoder(place, transformer / "encoder", config, positions)
-        self.decoder = Decoder(place, transformer / "decoder", config, positions)
+        self.fusion_encoder = FusionEncoder(place, transformer / "encoder", config)
+        self.decoder = Decoder(place, transformer / "decoder", config)
         self.scoring = Scoring(place, scope / "dot_prod_scoring", config)
         self.segmentation_head = SegmentationHead(
             Placement(place.device, place.precision.of_neck), scope / "segmentation_head", config
@@ -107,6 +109,12 @@ class PromptPart:
             ttnn.concat(masks, dim=0, memory_config=memory),
         )
 
+    def positions(self, phrases: int) -> Any:
+        """(1, 1, phrases * n, width), the image's for each phrase."""
+        if phrases == 1:
+            return self._positions
+        return ttnn.concat([self._positions] * phrases, dim=2, memory_config=ttnn.L1_MEMORY_CONFIG)
+
     def ground(self, level: Any, prompt: Any, mask: Any) -> tuple[Any, Any, Any]:
         """Find instances.
 
@@ -119,8 +127,9 @@ class PromptPart:
             the presence logit in the presence token's row, column 64 a query's class logit; the queries,
             (1, 1, phrases * rows, width); the fused tokens, (1, 1, phrases * n, width).
         """
-        memory = self.fusion_encoder(level, prompt, mask)
-        queries, box_logits, presence = self.decoder(memory, prompt, mask)
+        positions = self.positions(mask.shape[0])
+        memory = self.fusion_encoder(level, positions, prompt, mask)
+        queries, box_logits, presence = self.decoder(memory, positions, prompt, mask)
         scores = self.scoring(queries, prompt, mask)
         boxes = ttnn.sigmoid(box_logits, memory_config=ttnn.L1_MEMORY_CONFIG)
         answers = ttnn.concat([boxes, presence, scores], dim=3, memory_config=ttnn.L1_MEMORY_CONFIG)
