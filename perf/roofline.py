@@ -232,8 +232,10 @@ def record_work(
             levels = part.neck(x)
         with emulator.stage("geometry"):
             token = part.geometry(levels[-1])
+        with emulator.stage("terms"):
+            features = model.prompt.features([*levels, token])
         with emulator.stage("cache"):
-            for output, buffer in zip([*levels, token], model.images.buffers, strict=True):
+            for output, buffer in zip(features, model.images.buffers, strict=True):
                 ttnn.copy(output, buffer)
             model.images.store()
 

@@ -42,7 +42,7 @@ def accept(device: Any, precision: str) -> dict[str, Any]:
     from tests.blackhole.placed_model import CACHED_IMAGES, place_model
 
     model = place_model(device, precision)
-    outputs = model.image(model.pixels)
+    outputs = model.prompt.features(model.image(model.pixels))
     for output, buffer in zip(outputs, model.images.buffers, strict=True):
         ttnn.copy(output, buffer)
     shapes = [list(output.shape) for output in outputs]

@@ -234,18 +234,22 @@ class LoadedPrompts:
 
     def masks(self, recording: PromptRecording, phrase: int, count: int) -> float:
         """PCC of the first ``count`` masks of a phrase, fed upstream's tokens and queries."""
+        from sam3_ray.backends.blackhole.image_cache import allocate
+        from sam3_ray.backends.blackhole.prompts import from_phases
+
         width = self.config.model_width
         prompt, mask = self.prompt(recording, [phrase])
         head = self.part.segmentation_head
-        pixels = head.pixels(
-            self._up(recording.memory[phrase][None, None]),
-            prompt,
-            mask,
-            [self._up(level[None, None]) for level in recording.finer],
+        size = self.config.mask_size
+        terms = head.terms([self._up(level[None, None]) for level in recording.finer])
+        pixels, masks = allocate(self.device, [(1, 1, width, size**2), (1, 1, count, size**2)])
+        head.pixels(
+            self._up(recording.memory[phrase][None, None]), prompt, mask, terms, output=pixels
         )
         queries = recording.queries[phrase, :count].reshape(1, 1, count, width)
-        found = self._down(head.masks(self._up(queries), pixels))
-        return pcc(found, recording.masks[phrase, :count])
+        head.masks(self._up(queries), pixels, output=masks)
+        found = from_phases(self._down(masks)[0, 0].numpy(), size)
+        return pcc(torch.from_numpy(found.copy()), recording.masks[phrase, :count])
 
     def prompt(self, recording: PromptRecording, phrases: Sequence[int] = ()) -> tuple[Any, Any]:
         """Upstream's phrases with the geometry token, as our parts take them."""

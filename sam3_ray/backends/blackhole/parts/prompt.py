@@ -51,9 +51,7 @@ class PromptPart:
         self.fusion_encoder = FusionEncoder(place, transformer / "encoder", config)
         self.decoder = Decoder(place, transformer / "decoder", config)
         self.scoring = Scoring(place, scope / "dot_prod_scoring", config)
-        self.segmentation_head = SegmentationHead(
-            Placement(place.device, place.precision.of_neck), scope / "segmentation_head", config
-        )
+        self.segmentation_head = SegmentationHead(place, scope / "segmentation_head", config)
         one_token = torch.full((1, 1, 1, TILE), MASKED)
         one_token[..., 0] = 0.0
         self._geometry_mask = constant(place.device, one_token)
@@ -109,11 +107,28 @@ class PromptPart:
             ttnn.concat(masks, dim=0, memory_config=memory),
         )
 
+    def features(self, image: list[Any]) -> list[Any]:
+        """What phrases need of an image.
+
+        Args:
+            image: the image part's levels, fine to coarse, and its geometry token. The finer two are
+                consumed.
+
+        Returns:
+            The finest level's share of the pixels in four phases, the next one's, the coarsest level and the
+            geometry token.
+        """
+        finest, middle, coarsest, geometry = image
+        of_middle, of_finest = self.segmentation_head.terms([middle, finest])
+        return [*of_finest, *of_middle, coarsest, geometry]
+
     def positions(self, phrases: int) -> Any:
-        """(1, 1, phrases * n, width), the image's for each phrase."""
+        """(1, 1, phrases * n, width), the image's for each phrase, in DRAM."""
         if phrases == 1:
             return self._positions
-        return ttnn.concat([self._positions] * phrases, dim=2, memory_config=ttnn.L1_MEMORY_CONFIG)
+        return ttnn.concat(
+            [self._positions] * phrases, dim=2, memory_config=ttnn.DRAM_MEMORY_CONFIG
+        )
 
     def ground(self, level: Any, prompt: Any, mask: Any) -> tuple[Any, Any, Any]:
         """Find instances.
