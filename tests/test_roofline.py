@@ -92,6 +92,17 @@ def test_a_product_whose_spread_ttnn_chooses(roofline: Any) -> None:
     assert cost.seconds == pytest.approx(max(24 * 2 * 32**3 / (2.7e12 * 0.75), 16e-6))
 
 
+def test_programs_are_those_that_ttnn_launches(emulator: Any, chip: Any, roofline: Any) -> None:
+    """A product with an activation that is not fused is two, a view is none."""
+    import ttnn
+
+    x = ttnn.ones((1, 1, 64, 64), dtype=ttnn.bfloat16, layout=ttnn.TILE_LAYOUT, device=chip)
+    ttnn.graph.begin_graph_capture(ttnn.graph.RunMode.NORMAL)
+    ttnn.add(ttnn.reshape(x, (1, 2, 32, 64)), 1.0)
+    ttnn.relu(ttnn.matmul(x, x))
+    assert roofline.programs_of(ttnn.graph.end_graph_capture()) == 3
+
+
 @pytest.fixture(scope="module")
 def published() -> Any:
     return json.loads((ROOT / "perf/results/roofline.json").read_text())
@@ -110,12 +121,13 @@ def test_the_published_prediction_is_of_the_whole_model(published: Any) -> None:
         assert prediction["dram_bytes"] <= 6e9
 
 
-def test_the_image_part_meets_its_bar(published: Any) -> None:
+def test_the_targets_are_met(published: Any) -> None:
+    """Milliseconds of the issue that asked for them, repeated here on purpose."""
     fast = next(
         p for p in published["predictions"] if (p["precision"], p["grid"]) == ("fast", [12, 10])
     )
-    assert fast["work"]["image"]["predicted_ms"] <= 45
-    assert fast["work"]["phrase"]["predicted_ms"] <= 6
+    for name, most in {"image": 45, "phrase": 6, "prompt": 12, "four prompts": 30}.items():
+        assert fast["work"][name]["predicted_ms"] <= most
 
 
 def test_the_page_shows_the_published_predictions(published: Any) -> None:

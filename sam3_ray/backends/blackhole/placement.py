@@ -7,7 +7,7 @@ every configuration is computed from what the device reports.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -74,6 +74,14 @@ class Placement:
         return self._compute_config(
             self.precision.attention_fidelity, self.precision.wide_accumulation
         )
+
+    @cached_property
+    def exact(self) -> Placement:
+        """The same device for products in float32."""
+        precision = replace(
+            self.precision, weights="float32", fidelity="HiFi4", wide_accumulation=True
+        )
+        return Placement(self.device, precision)
 
     @cached_property
     def exact_compute_config(self) -> Any:
@@ -208,7 +216,8 @@ class Placement:
 
     def _buffer_bytes(self, rows: int, columns: int, inner: int) -> int:
         """Both operands' blocks twice (one is read while the other is used), the output, partial sums."""
-        activations = _TILE_BYTES[ttnn.bfloat16]
+        exact = self.weights_dtype == ttnn.float32
+        activations = _TILE_BYTES[ttnn.float32 if exact else ttnn.bfloat16]
         partial = 4096 if self.precision.wide_accumulation else 0
         return (
             2 * rows * inner * activations

@@ -111,16 +111,8 @@ def linear(
 def exact_linear(
     place: Placement, x: Any, matrix: Any, *, bias: Any = None, activation: str | None = None
 ) -> Any:
-    """A float32 product, for coordinates; ttnn chooses how it spreads over the grid."""
-    return ttnn.linear(
-        x,
-        matrix,
-        bias=bias,
-        activation=activation,
-        compute_kernel_config=place.exact_compute_config,
-        memory_config=ttnn.L1_MEMORY_CONFIG,
-        dtype=ttnn.float32,
-    )
+    """The same in float32, for coordinates."""
+    return linear(place.exact, x, matrix, bias, activation=activation, dtype=ttnn.float32)
 
 
 class LayerNorm:
