@@ -56,8 +56,8 @@ SLICE = "ttnn.slice"
 ATTENTION = "ttnn.transformer.scaled_dot_product_attention"
 
 DONE = {
-    "small linear": "few rows go by columns over all cores; keys and positions of the image are tables",
-    "token attention": "chunks named; the box bias is one additive tensor a layer",
+    "small linear": "few rows go by columns over all cores, few columns by rows; q, k and v in one",
+    "token attention": "one additive bias a layer; the scale in the queries' weights; chunks for busy cores",
     "strips": "rows of an image with their neighbours, for convolutions that fit in L1",
     "fc1": "exact GELU fused into the product; output stays in L1; blocks chosen for the grid",
     "fc2": "input and output in L1; inner blocks of up to 8 tiles",
@@ -65,11 +65,11 @@ DONE = {
     "proj": "reads the joined heads from L1; the residual is added in place",
     "windowed attention": "tokens in window order, chunks that divide a window",
     "global attention": "the same order as the windows: no un-windowing, chunks that divide the image",
-    "convolution": "cut in strips whose buffers all fit in L1",
+    "convolution": "four phases of 2x2, the doubled image is never made; the levels' share comes with it",
     "upsampling": "the 1x1 convolution after it is multiplied into it",
     "rotation": "one kernel for all heads, queries and keys; tables made once",
     "layer norm": "in L1, interleaved over all cores",
-    "residual": "in place, in L1",
+    "residual": "in place in L1; after a norm's input, inside the norm",
     "split heads": "one operation for q, k and v, in L1",
     "join heads": "in L1",
     "shuffle": "row-major, the rows of an image as they lie",
@@ -221,12 +221,6 @@ class Work:
     programs: int
 
 
-def programs_of(graph: list[dict[str, Any]]) -> int:
-    """Device operations in a captured graph."""
-    started = (node["params"]["name"] for node in graph if node["node_type"] == "function_start")
-    return sum(name.endswith("Operation") for name in started)
-
-
 def record_work(
     dispatch: str, precision: str
 ) -> tuple[dict[str, Work], tuple[int, int], dict[str, int]]:
@@ -236,6 +230,7 @@ def record_work(
         Each kind of work, the grid, and bytes of DRAM in use.
     """
     from tests import emulation
+    from tests.emulation.records import launched_programs
 
     emulator = emulation.start(dispatch=dispatch)
     emulator.computes = False
@@ -285,9 +280,7 @@ def record_work(
     for name, run in work.items():
         run()  # convolutions prepare their weights
         emulator.records.clear()
-        ttnn.graph.begin_graph_capture(ttnn.graph.RunMode.NORMAL)
-        run()
-        programs = programs_of(ttnn.graph.end_graph_capture())
+        programs = launched_programs(run)
         operations = [op for op in emulator.records.operations if not op.is_view]
         found[name] = Work(operations, programs)
     for count in prompts.buckets:  # every other trace is placed too

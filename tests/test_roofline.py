@@ -92,17 +92,6 @@ def test_a_product_whose_spread_ttnn_chooses(roofline: Any) -> None:
     assert cost.seconds == pytest.approx(max(24 * 2 * 32**3 / (2.7e12 * 0.75), 16e-6))
 
 
-def test_programs_are_those_that_ttnn_launches(emulator: Any, chip: Any, roofline: Any) -> None:
-    """A product with an activation that is not fused is two, a view is none."""
-    import ttnn
-
-    x = ttnn.ones((1, 1, 64, 64), dtype=ttnn.bfloat16, layout=ttnn.TILE_LAYOUT, device=chip)
-    ttnn.graph.begin_graph_capture(ttnn.graph.RunMode.NORMAL)
-    ttnn.add(ttnn.reshape(x, (1, 2, 32, 64)), 1.0)
-    ttnn.relu(ttnn.matmul(x, x))
-    assert roofline.programs_of(ttnn.graph.end_graph_capture()) == 3
-
-
 @pytest.fixture(scope="module")
 def published() -> Any:
     return json.loads((ROOT / "perf/results/roofline.json").read_text())
