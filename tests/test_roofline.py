@@ -92,6 +92,19 @@ def test_a_product_whose_spread_ttnn_chooses(roofline: Any) -> None:
     assert cost.seconds == pytest.approx(max(24 * 2 * 32**3 / (2.7e12 * 0.75), 16e-6))
 
 
+def test_a_convolution_by_hand(roofline: Any) -> None:
+    """A phase of 144 x 144 pixels: 648 x 8 tiles on 80 cores, 65 on the busiest, 4 x 256 / 32 deep."""
+    record = operation(
+        roofline.CONVOLUTION,
+        [tensor((1, 1, 20736, 256), 10_616_832)],
+        tensor((1, 1, 20736, 256), 10_616_832, banks=80),
+        attributes={"in_channels": 256, "kernel_size": (2, 2)},
+    )
+    cost = roofline.cost_of(record, 120)
+    assert cost.flops == 2 * 20736 * 256 * 4 * 256
+    assert cost.seconds == pytest.approx(65 * 2 * 32 * 32**3 / (2.7e12 * 0.75))
+
+
 @pytest.fixture(scope="module")
 def published() -> Any:
     return json.loads((ROOT / "perf/results/roofline.json").read_text())

@@ -124,6 +124,8 @@ def test_a_device_takes_one_model_and_gets_all_of_it_back(chip: Any) -> None:
     with_model = in_use()
     with pytest.raises(ChipUnavailableError, match="has a model already"):
         Sam3.from_pretrained("demo", **options)
+    with pytest.raises(ChipUnavailableError, match="open in this process already"):
+        Sam3.from_pretrained("demo", backend="blackhole", dispatch="worker", warmup=0)
     first(photo_like(64), "red circle")
     first.close()
     gc.collect()
@@ -142,6 +144,7 @@ def test_many_new_phrases_in_one_call(emulator: Any) -> None:
     with Sam3.from_pretrained(
         "demo", backend="blackhole", dispatch="worker", image_cache_bytes=0, warmup=0
     ) as model:
+        model.engine.encode_phrases([f"before {i}" for i in range(256)])  # a full cache
         results = model(photo_like(64), [f"phrase {i}" for i in range(330)], return_masks=False)
         assert [result.prompt for result in results] == [f"phrase {i}" for i in range(330)]
         alone = model(photo_like(64), "phrase 329", return_masks=False)

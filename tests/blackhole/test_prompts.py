@@ -121,7 +121,10 @@ def test_masks_are_of_the_image_that_was_grounded(backend: Any) -> None:
     kept = [(0, 0), (1, 3)]
     expected = backend.read_masks(grounding.masks, kept)
     images.append(backend.encode_image(backend.prepare(photo_like(64, 3))))
-    backend._prompts._pixels_of = None  # as another phrase's would leave it
+    assert np.array_equal(backend.read_masks(grounding.masks, kept), expected)
+    other = backend.ground(images[2], text)
+    assert not np.array_equal(backend.read_masks(other.masks, kept), expected)
+    grounding = backend.ground(images[0], text)
     assert np.array_equal(backend.read_masks(grounding.masks, kept), expected)
     for image in images:
         image.release()

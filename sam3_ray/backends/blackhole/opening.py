@@ -26,32 +26,29 @@ class OpenDevice:
     Attributes:
         device: the ttnn device.
         dispatch: ``eth``, ``worker``, or ``given`` where the caller opened it.
+        chip: its number among those that this process sees.
     """
 
     device: Any
     dispatch: Literal["eth", "worker", "given"]
-    device_id: int = 0
+    chip: int
 
     def close(self) -> None:
         """Close it unless the caller opened it; safe to call more than once."""
         device, self.device = self.device, None
         if device is None:
             return
-        _in_use.discard(device.id())
+        _with_model.discard(self.chip)
         if self.dispatch != "given":
             import ttnn
 
-            _open_here.discard(self.device_id)
             ttnn.close_device(device)
 
 
-_open_here: set[int] = set()
-"""Chips that this process has opened: ttnn would hand out the same device again, and closing one handle takes
-it from the other."""
-
-_in_use: set[int] = set()
-"""Devices that have a model, by ttnn's own number: what a second one allocated would lie where the traces of
-the first put their intermediate results."""
+_with_model: set[int] = set()
+"""Chips that have a model in this process. What a second one allocated would lie where the traces of the
+first put their intermediate results; and ttnn hands out an open chip again, and closing one handle takes it
+from the other."""
 
 
 def open_device(device_id: int, dispatch: str, *, device: Any = None) -> OpenDevice:
@@ -73,10 +70,10 @@ def open_device(device_id: int, dispatch: str, *, device: Any = None) -> OpenDev
             "the Blackhole backend needs ttnn, which is not installed: pip install 'sam3-ray[blackhole]'"
         )
     if device is not None:
-        _check_given(device)
-        _in_use.add(device.id())
-        return OpenDevice(device, "given")
-    if device_id in _open_here:
+        chip = _checked_given(device)
+        _with_model.add(chip)
+        return OpenDevice(device, "given", chip)
+    if device_id in _with_model:
         raise ChipUnavailableError(
             f"chip {device_id} is open in this process already: close the other Sam3 first"
         )
@@ -91,8 +88,7 @@ def open_device(device_id: int, dispatch: str, *, device: Any = None) -> OpenDev
         opened = ttnn.open_device(**arguments)
     except RuntimeError as error:
         raise ChipUnavailableError(_why_not(device_id, error)) from error
-    _open_here.add(device_id)
-    _in_use.add(opened.id())
+    _with_model.add(device_id)
     mode: Literal["eth", "worker"] = "eth" if "dispatch_core_config" in arguments else "worker"
     return OpenDevice(opened, mode, device_id)
 
@@ -104,11 +100,14 @@ def kernel_cache(device_id: int) -> Path:
     return cache_folder() / "kernels" / (name.replace(":", "-") or str(device_id))
 
 
-def _check_given(device: Any) -> None:
+def _checked_given(device: Any) -> int:
+    """The number of its chip."""
     if not hasattr(device, "compute_with_storage_grid_size"):
         raise TypeError(f"device must be an open ttnn device, got {device!r}")
-    if device.id() in _in_use:
-        raise ChipUnavailableError("this device has a model already: close that one first")
+    chip = int(device.get_device_ids()[0])
+    if chip in _with_model:
+        raise ChipUnavailableError(f"chip {chip} has a model already: close that one first")
+    return chip
 
 
 def _check_machine(device_id: int) -> None:

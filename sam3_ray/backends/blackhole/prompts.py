@@ -29,8 +29,9 @@ from sam3_ray.text import tokenize
 PROMPT_RUNS = (1, 2, 4)
 """Phrases of one image in one trace."""
 
-TEXT_SLOTS = TEXT_CACHE_ENTRIES + NEW_PHRASES + PROMPT_RUNS[-1]
-"""What the engine may hold at a time, and what the traces' buffers hold."""
+TEXT_SLOTS = TEXT_CACHE_ENTRIES + 2 * NEW_PHRASES + PROMPT_RUNS[-1]
+"""What the engine may hold at a time (its cache, the phrases in work and those before them), and what the
+traces' buffers hold."""
 
 ANSWER_COLUMNS = 2 * TILE + 1
 
@@ -295,7 +296,7 @@ class Prompts:
 
 
 def from_phases(masks: Float32Array, size: int) -> Float32Array:
-    """(n, size * size) in the pixel decoder's order, phases of phases -> (n, size, size)."""
+    """(n, size * size) in phases of the pixel decoder's last doubling -> (n, size, size)."""
     half = size // 2
     phases = masks.reshape(len(masks), 2, 2, half, half)
     return phases.transpose(0, 3, 1, 4, 2).reshape(len(masks), size, size)

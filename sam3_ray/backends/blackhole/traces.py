@@ -36,7 +36,13 @@ class Trace:
         ttnn.synchronize_device(self._device)
 
     def capture(self) -> None:
-        """Record it; what it computes meanwhile is not valid. One that fails gives its memory back."""
+        """Record it; what it computes meanwhile is not valid. One that fails gives its memory back.
+
+        Raises:
+            RuntimeError: it is recorded already.
+        """
+        if self._id is not None:
+            raise RuntimeError(f"the trace {self._name!r} is captured already")
         self._id = ttnn.begin_trace_capture(self._device, cq_id=QUEUE)
         try:
             try:

@@ -105,8 +105,7 @@ class BoxBias:
     edges, through one network whose halves do not touch, and are spread over the pixels by a product with a
     matrix of zeros and ones.
 
-    Upstream adds nothing for the presence token. Here its row has no coordinates: its distances, and so its
-    bias, are the same for every pixel, which a softmax does not see.
+    Nothing is added for the presence token: its row is set to zero before it is spread.
     """
 
     def __init__(self, place: Placement, scope: Scope, config: Sam3Config) -> None:
@@ -154,11 +153,15 @@ class BoxBias:
             dtype=ttnn.bfloat16,
             name="rpb.1.bias",
         )
-        coordinates = torch.zeros(1, self._rows, self._padded, TILE)
-        coordinates[:, : config.queries] = (8.0 * torch.arange(self._padded) / grid)[:, None]
-        self._coordinates = constant(device, coordinates, dtype=ttnn.float32)
+        coordinates = 8.0 * torch.arange(self._padded) / grid
+        self._coordinates = constant(
+            device, coordinates[None, None, :, None].expand(1, 1, -1, TILE), dtype=ttnn.float32
+        )
         self._edges = constant(device, edge_matrix(), dtype=ttnn.float32)
         self._spread = constant(device, spread_matrix(grid))
+        queries_only = torch.zeros(1, 1, self._rows, 2 * self._padded)
+        queries_only[:, :, : config.queries] = 1.0
+        self._queries_only = constant(device, queries_only)
 
     def __call__(self, boxes: Any, phrases: int) -> Any:
         """(1, 1, phrases * rows, 32) float32 cxcywh -> (phrases, heads, rows, grid * grid)."""
@@ -214,6 +217,7 @@ class BoxBias:
         together = ttnn.concat(halves, dim=3, memory_config=ttnn.L1_MEMORY_CONFIG)
         for half in halves:
             ttnn.deallocate(half)
+        together = ttnn.multiply(together, self._queries_only, output_tensor=together)
         stacked = ttnn.reshape(together, (1, 1, rows * self._heads, 2 * padded))
         bias = linear(
             place,

@@ -16,6 +16,7 @@ import ttnn
 from torch import Tensor
 
 from sam3_ray.backends.blackhole.modules import Scope
+from sam3_ray.backends.blackhole.parts.layers import consumed
 from sam3_ray.backends.blackhole.placement import Placement
 
 PHASES = ((0, 0), (0, 1), (1, 0), (1, 1))
@@ -45,7 +46,7 @@ def in_phases(x: Any, size: int) -> list[Any]:
     channels = x.shape[3]
     rows = ttnn.to_layout(x, ttnn.ROW_MAJOR_LAYOUT, memory_config=ttnn.L1_MEMORY_CONFIG)
     ttnn.deallocate(x)
-    image = ttnn.reshape(rows, (size, 2, size, 2 * channels))
+    image = consumed(rows, ttnn.reshape(rows, (size, 2, size, 2 * channels)))
     phases = []
     for row, column in PHASES:
         phase = ttnn.slice(
@@ -54,7 +55,7 @@ def in_phases(x: Any, size: int) -> list[Any]:
             [size, row + 1, size, (column + 1) * channels],
             memory_config=ttnn.L1_MEMORY_CONFIG,
         )
-        flat = ttnn.reshape(phase, (1, 1, size * size, channels))
+        flat = consumed(phase, ttnn.reshape(phase, (1, 1, size * size, channels)))
         phases.append(ttnn.to_layout(flat, ttnn.TILE_LAYOUT, memory_config=ttnn.DRAM_MEMORY_CONFIG))
         ttnn.deallocate(flat)
     ttnn.deallocate(image)
@@ -66,10 +67,10 @@ def in_reading_order(x: Any, size: int) -> Any:
     channels = x.shape[3]
     rows = ttnn.to_layout(x, ttnn.ROW_MAJOR_LAYOUT, memory_config=ttnn.L1_MEMORY_CONFIG)
     ttnn.deallocate(x)
-    phases = ttnn.reshape(rows, (2, 2, size, size, channels))
+    phases = consumed(rows, ttnn.reshape(rows, (2, 2, size, size, channels)))
     image = ttnn.permute(phases, (2, 0, 3, 1, 4), memory_config=ttnn.L1_MEMORY_CONFIG)
     ttnn.deallocate(phases)
-    return ttnn.reshape(image, (1, 1, 4 * size * size, channels))
+    return consumed(image, ttnn.reshape(image, (1, 1, 4 * size * size, channels)))
 
 
 class DoubledConvolution:

@@ -226,6 +226,13 @@ class Convolution3x3:
         return moved
 
 
+def consumed(old: Any, new: Any) -> Any:
+    """``new``; ``old`` is freed unless ``new`` is a view of it."""
+    if old.is_allocated() and old.buffer_address() != new.buffer_address():
+        ttnn.deallocate(old)
+    return new
+
+
 def part_of(start: int, end: int, convert: Convert) -> Convert:
     """A conversion of rows ``start`` to ``end``: torch keeps q, k and v in one tensor."""
     return lambda tensor: convert(tensor[start:end])

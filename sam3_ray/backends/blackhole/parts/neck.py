@@ -13,7 +13,7 @@ import ttnn
 from torch import Tensor
 
 from sam3_ray.backends.blackhole.modules import Scope, as_row
-from sam3_ray.backends.blackhole.parts.layers import Convolution3x3, linear
+from sam3_ray.backends.blackhole.parts.layers import Convolution3x3, consumed, linear
 from sam3_ray.backends.blackhole.placement import Placement
 from sam3_ray.config import Sam3Config
 
@@ -85,14 +85,14 @@ class Upsample:
     def _shuffle(self, quarters: Any) -> Any:
         """Columns are (row of the 2x2, column, channel): move the first between the image's rows."""
         size, channels = self._size, self.channels
-        rows = _consumed(
+        rows = consumed(
             quarters,
             ttnn.to_layout(quarters, ttnn.ROW_MAJOR_LAYOUT, memory_config=self._memory),
         )
-        rows = _consumed(rows, ttnn.reshape(rows, (size, size, 2, 2 * channels)))
-        rows = _consumed(rows, ttnn.permute(rows, (0, 2, 1, 3), memory_config=self._memory))
-        rows = _consumed(rows, ttnn.reshape(rows, (1, 1, 4 * size * size, channels)))
-        return _consumed(rows, ttnn.to_layout(rows, ttnn.TILE_LAYOUT, memory_config=self._memory))
+        rows = consumed(rows, ttnn.reshape(rows, (size, size, 2, 2 * channels)))
+        rows = consumed(rows, ttnn.permute(rows, (0, 2, 1, 3), memory_config=self._memory))
+        rows = consumed(rows, ttnn.reshape(rows, (1, 1, 4 * size * size, channels)))
+        return consumed(rows, ttnn.to_layout(rows, ttnn.TILE_LAYOUT, memory_config=self._memory))
 
 
 class Projection:
@@ -150,7 +150,7 @@ class Neck:
 
     def __call__(self, x: Any) -> list[Any]:
         """(1, 1, tokens, width) in window order -> three (1, 1, h * w, model_width); ``x`` is consumed."""
-        x = _consumed(x, reading_order(x, self._config))
+        x = consumed(x, reading_order(x, self._config))
         levels = [self._level(layers, x) for layers in (self._finest, self._middle, self._coarsest)]
         ttnn.deallocate(x)
         return levels
@@ -172,11 +172,11 @@ def reading_order(x: Any, config: Sam3Config) -> Any:
     memory = ttnn.L1_MEMORY_CONFIG
     rows = ttnn.to_layout(x, ttnn.ROW_MAJOR_LAYOUT, memory_config=memory)
     # A row of a window stays together: (window row, window column, row in it, its tokens).
-    rows = _consumed(rows, ttnn.reshape(rows, (windows, windows, window, window * width)))
-    rows = _consumed(rows, ttnn.permute(rows, (0, 2, 1, 3), memory_config=memory))
-    rows = _consumed(rows, ttnn.reshape(rows, (1, 1, tokens, width)))
+    rows = consumed(rows, ttnn.reshape(rows, (windows, windows, window, window * width)))
+    rows = consumed(rows, ttnn.permute(rows, (0, 2, 1, 3), memory_config=memory))
+    rows = consumed(rows, ttnn.reshape(rows, (1, 1, tokens, width)))
     # Three levels read it; it waits in DRAM, so that the convolutions have the cores' memory.
-    return _consumed(
+    return consumed(
         rows, ttnn.to_layout(rows, ttnn.TILE_LAYOUT, memory_config=ttnn.DRAM_MEMORY_CONFIG)
     )
 
@@ -199,10 +199,3 @@ def upsample_weight(
         product = product @ matrix.t()
         bias = matrix @ bias + then_bias
     return product.reshape(weight.shape[0], -1), bias.repeat(4)
-
-
-def _consumed(old: Any, new: Any) -> Any:
-    """``new``; ``old`` is freed unless ``new`` is a view of it."""
-    if old.is_allocated() and old.buffer_address() != new.buffer_address():
-        ttnn.deallocate(old)
-    return new
