@@ -6,8 +6,6 @@ whatever address Serve's HTTP proxy listens on: one machine needs no more.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import logging
 import os
 import re
@@ -21,6 +19,7 @@ from typing import Any
 import psutil
 
 from sam3_ray import chips
+from sam3_ray.local_ray import StartedProcesses, adopt_orphans
 from sam3_ray.serve.preflight import Launch
 from sam3_ray.settings import MIB, settings
 
@@ -28,16 +27,6 @@ POLL_S = 0.2
 STILL_STARTING_S = 30.0
 DRAIN_S = 8.0
 """How long replicas may take to end what they do, and to give their chips back, when asked to stop."""
-
-KILL_AFTER_S = 5.0
-"""How long Ray's processes may take to end by themselves."""
-
-LOOPBACK_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""0: Ray takes the loopback for its node's address, and listens there only. It is Ray's default on macOS and
-Windows, and heeded on Linux (ray/_private/services.py, get_node_ip_address). The argument of ``ray.init``
-will not do: Ray replaces a loopback address given there by the outward one."""
-
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _RAISED = re.compile(
@@ -50,16 +39,8 @@ class LaunchError(Exception):
     """It did not start, or ended by itself. The message is for a person."""
 
 
-def keep_ray_on_loopback() -> None:
-    """Have Ray listen on the loopback only; a value that the user has set stays.
-
-    Ray reads it at its import: call this before anything imports Ray.
-    """
-    os.environ.setdefault(LOOPBACK_VARIABLE, "0")
-
-
 class LocalService:
-    """One Ray and the application in it. Call :func:`keep_ray_on_loopback` first.
+    """One Ray and the application in it. Call ``local_ray.keep_ray_on_loopback`` first.
 
     Args:
         launch: what to start.
@@ -81,7 +62,7 @@ class LocalService:
         self._dashboard = dashboard
         self._metrics_port = metrics_port
         self._deployed = False
-        self._others: set[int] = set()
+        self._processes = StartedProcesses()
         self._essential: list[psutil.Process] = []
         self.log_folder: str | None = None
         """Where Ray and Serve write their logs, once Ray runs."""
@@ -98,8 +79,8 @@ class LocalService:
         Raises:
             LaunchError: with the cause.
         """
-        _adopt_orphans()
-        self._others = {process.pid for process in psutil.Process().children(recursive=True)}
+        adopt_orphans()
+        self._processes = StartedProcesses()
         _prepare_environment(self._launch)
         if not self._verbose:
             _quiet_logging()
@@ -247,23 +228,7 @@ class LocalService:
     def _end_processes(self) -> None:
         import ray
 
-        processes = self._processes()
-        try:
-            ray.shutdown()
-            psutil.wait_procs(processes, timeout=KILL_AFTER_S)
-        except KeyboardInterrupt:
-            pass  # whoever asks twice does not want to wait: they are killed
-        # Ends: what is killed starts nothing, and orphans come to this process.
-        while remaining := self._processes():
-            for process in remaining:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(remaining, timeout=KILL_AFTER_S)
-
-    def _processes(self) -> list[psutil.Process]:
-        """All that run because of us: children, their children, and orphans of these."""
-        children = psutil.Process().children(recursive=True)
-        return [process for process in children if process.pid not in self._others]
+        self._processes.end(ray.shutdown)
 
     def _drain(self) -> None:
         from ray import serve
@@ -284,16 +249,6 @@ def cause_of(message: str) -> str:
         if not line.startswith(_WRAPPERS):
             return line
     return (raised or lines or [""])[-1]
-
-
-def _adopt_orphans() -> None:
-    """Have processes whose parent ends before them become this process's children, not init's.
-
-    Ray's workers and agents are children of its raylet: should that be killed, they could not be found.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
 def _prepare_environment(launch: Launch) -> None:
