@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+CONDEMNED = "condemned"
+"""The folder of those that are not tried again."""
+
 DEATHS = 2
 """So many, and an image is condemned."""
 
@@ -33,7 +36,7 @@ class Attempts:
                 f"{self._folder} is not there: the output folder must be on a file system that every "
                 "node of the cluster has at the same place"
             )
-        self._condemned = self._folder.parent / "condemned"
+        self._condemned = self._folder.parent / CONDEMNED
         self._condemned.mkdir(exist_ok=True)
 
     def deaths(self, key: str) -> int:
@@ -117,8 +120,10 @@ class ByteBudget:
         with self._changed:
             self._queue.append(ticket)
             self._changed.wait_for(
-                lambda: self._queue[0] is ticket
-                and (not self._held or self._held + size <= self._budget)
+                lambda: (
+                    self._queue[0] is ticket
+                    and (not self._held or self._held + size <= self._budget)
+                )
             )
             self._queue.pop(0)
             self._held += size
@@ -129,5 +134,3 @@ class ByteBudget:
             with self._changed:
                 self._held -= size
                 self._changed.notify_all()
-
-

@@ -1,0 +1,69 @@
+"""The Ray that a job runs on: the one that is connected, else one of its own that goes with it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from sam3_ray import chips
+from sam3_ray.local_ray import keep_ray_on_loopback
+from sam3_ray.settings import MIB
+
+OBJECT_STORE_BYTES = 256 * MIB
+"""Paths go in and labels come out; the images themselves are read by the actors."""
+
+
+@contextmanager
+def ray_session(
+    backend: Literal["auto", "cpu", "blackhole"], size: int | None
+) -> Iterator[Callable[[], None]]:
+    """Gives a function that connects this process to Ray, where it is not; what that starts ends here.
+
+    Args:
+        backend: where the model will run; without chips, none is counted.
+        size: chips that are wanted; None: all.
+
+    Raises:
+        ValueError: TT_VISIBLE_DEVICES names a chip that is not here.
+    """
+    keep_ray_on_loopback()
+    import ray
+
+    if ray.is_initialized():
+        yield lambda: None
+        return
+    loggers = [logging.getLogger(name) for name in ("ray", "ray.data")]
+    levels = [logger.level for logger in loggers]
+    visible = () if backend == "cpu" else chips.look().visible()[:size]
+
+    def connect() -> None:
+        for name, value in {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            # Its core writes past Python's logging; what matters comes back as an exception.
+            "RAY_BACKEND_LOG_LEVEL": "fatal",
+        }.items():
+            os.environ.setdefault(name, value)
+        if visible:
+            os.environ[chips.VISIBLE_DEVICES] = chips.visible_devices_value(visible)
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            resources={chips.RAY_RESOURCE: len(visible)} if visible else None,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+
+    try:
+        yield connect
+    finally:
+        ray.shutdown()
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
