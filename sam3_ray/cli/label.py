@@ -221,9 +221,7 @@ def _told(summary: LabelSummary) -> str:
     if earlier:
         lines.append(f"{earlier} images were done before, {summary.new_images} are new")
     if summary.other_files:
-        lines.append(
-            f"{summary.other_files} other files of the source are no pictures by their name"
-        )
+        lines.append(f"files of the source that are no pictures: {summary.other_files}")
     width = max(map(len, summary.phrases))
     lines += [
         f"  {name:{width}}  {count.instances} in {count.images} images"

@@ -43,10 +43,22 @@ def read_input(path: str) -> bytes:
         ImageError: a path that cannot be one, or a row without bytes.
     """
     row = _ROW.fullmatch(path)
-    if row is not None:
-        return _rows().read(row["table"], int(row["row"]))
-    if not is_uri(path):
+    if row is None and not is_uri(path):
         return read_image_file(path)
+    try:
+        if row is not None:
+            return _rows().read(row["table"], int(row["row"]))
+        return _read_uri(path)
+    except ImageError:
+        raise
+    except (
+        ValueError,
+        pa.ArrowException,
+    ) as error:  # of a URI that is none, of a table that is none
+        raise OSError(f"{path} cannot be read: {error}") from error
+
+
+def _read_uri(path: str) -> bytes:
     system, inner = open_uri(path)
     info = system.get_file_info(inner)
     if info.type == fs.FileType.NotFound:

@@ -36,6 +36,7 @@ from sam3_ray.data.statistics import PhraseCount, count_phrases
 from sam3_ray.data.yolo import write_yolo
 from sam3_ray.images import ImageSource
 from sam3_ray.prompt import DEFAULT_MAX_INSTANCES, DEFAULT_THRESHOLD, Prompt, Request
+from sam3_ray.ray_messages import cause_of
 from sam3_ray.settings import REPO_ID, settings
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ PREVIEW_FILE = "preview.html"
 YOLO_FOLDER = "yolo"
 PREVIEW_IMAGES = 50
 _ATTEMPTS = ".attempts"
+_OURS = "sam3_ray.data.labeler."
 
 
 class LabellingError(RuntimeError):
@@ -219,10 +221,6 @@ def label_images(
             write_yolo(folder / YOLO_FOLDER, label_files(folder), arguments, root_of)
             files.append(folder / YOLO_FOLDER)
         phrases, labelled = count_phrases(label_files(folder), arguments.phrases)
-        if preview:
-            count = PREVIEW_IMAGES if preview is True else int(preview)
-            write_preview(folder, count)
-            files.append(folder / PREVIEW_FILE)
         instances = sum(one.instances for one in phrases.values())
         errors = plan.images - labelled
         counts = {
@@ -235,6 +233,10 @@ def label_images(
         replace(manifest, version=__version__, finished=True, counts=counts, formats=written).save(
             folder
         )
+        if preview:
+            count = PREVIEW_IMAGES if preview is True else int(preview)
+            write_preview(folder, count)
+            files.append(folder / PREVIEW_FILE)
     return LabelSummary(
         out=folder,
         images=plan.images,
@@ -349,14 +351,7 @@ def _results(
             batch_size=None, batch_format="pyarrow", prefetch_batches=0
         )
     except (ray.exceptions.RayError, ray.data.exceptions.RayDataUserCodeException) as error:
-        raise LabellingError(_cause(error)) from error
-
-
-def _cause(error: Exception) -> str:
-    """The error that is at the bottom of Ray's."""
-    cause: BaseException = getattr(error, "cause", None) or error
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    return f"{type(cause).__name__}: {lines[-1] if lines else ''}"
+        raise LabellingError(cause_of(str(error)).removeprefix(_OURS)) from error
 
 
 @contextmanager

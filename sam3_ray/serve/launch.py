@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import ssl
 import time
 import urllib.request
@@ -20,6 +19,7 @@ import psutil
 
 from sam3_ray import chips
 from sam3_ray.local_ray import StartedProcesses, adopt_orphans
+from sam3_ray.ray_messages import cause_of, one_line
 from sam3_ray.serve.preflight import Launch
 from sam3_ray.settings import MIB, settings
 
@@ -27,12 +27,6 @@ POLL_S = 0.2
 STILL_STARTING_S = 30.0
 DRAIN_S = 8.0
 """How long replicas may take to end what they do, and to give their chips back, when asked to stop."""
-
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
-_RAISED = re.compile(
-    r"^(?:ray\.exceptions\.)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b(?::.*)?)$"
-)
-_WRAPPERS = ("RayTaskError", "ActorDiedError", "RayActorError", "RuntimeError: Traceback")
 
 
 class LaunchError(Exception):
@@ -92,7 +86,7 @@ class LocalService:
                 self._end_processes()
                 # Ray gives itself 30 s, which a machine that is busy with other things can miss.
                 if last or "timed out during startup" not in str(error):
-                    raise LaunchError(f"Ray did not start: {_one_line(str(error))}") from error
+                    raise LaunchError(f"Ray did not start: {one_line(str(error))}") from error
                 report("Ray did not start within its 30 s; trying once more")
         self._essential = [
             process for process in self._processes() if _name(process) in ("gcs_server", "raylet")
@@ -241,16 +235,6 @@ class LocalService:
             time.sleep(POLL_S)
 
 
-def cause_of(message: str) -> str:
-    """The last error of a wall of tracebacks, in one line; the message's last line where there is none."""
-    lines = [line.strip() for line in _ANSI.sub("", message).splitlines() if line.strip()]
-    raised = [found.group(1) for line in lines if (found := _RAISED.match(line))]
-    for line in reversed(raised):
-        if not line.startswith(_WRAPPERS):
-            return line
-    return (raised or lines or [""])[-1]
-
-
 def _prepare_environment(launch: Launch) -> None:
     """What a configuration file cannot carry; read when Ray and Serve are imported or started."""
     # An address of another Ray must not be joined by anything that starts here.
@@ -299,15 +283,11 @@ def _waiting_for(application: Any) -> str:
     if application is None:
         return "Serve has not taken the application yet"
     waiting = [
-        f"{name}: {_one_line(one.message) or one.status.value}"
+        f"{name}: {one_line(one.message) or one.status.value}"
         for name, one in application.deployments.items()
         if one.status.value != "HEALTHY"
     ]
-    return "; ".join(waiting) or _one_line(application.message) or str(application.status.value)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(_ANSI.sub("", text).split())
+    return "; ".join(waiting) or one_line(application.message) or str(application.status.value)
 
 
 def _name(process: psutil.Process) -> str:
