@@ -35,16 +35,15 @@ def ray_session(
     if ray.is_initialized():
         yield lambda: None
         return
-    loggers = [logging.getLogger(name) for name in ("ray", "ray.data")]
-    levels = [logger.level for logger in loggers]
     visible = () if backend == "cpu" else chips.look().visible()[:size]
 
     def connect() -> None:
         for name, value in {
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-            # Its core writes past Python's logging; what matters comes back as an exception.
+            # Both write to the console of whoever asked; what matters comes back as an exception.
             "RAY_BACKEND_LOG_LEVEL": "fatal",
+            "RAY_DATA_LOG_LEVEL": "CRITICAL",
         }.items():
             os.environ.setdefault(name, value)
         if visible:
@@ -58,12 +57,7 @@ def ray_session(
             logging_level=logging.ERROR,
         )
 
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-
     try:
         yield connect
     finally:
         ray.shutdown()
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

@@ -8,8 +8,8 @@ import shutil
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import batched
 from pathlib import Path
@@ -300,16 +300,16 @@ def _label(
             for number, pairs in remaining.items()
             for image_id, _ in pairs
         }
-        for table in _results(
-            list(_blocks(remaining, _batch_rows(actors, images))), actors, constructor
-        ):
-            shard: Shard = shard_of[table["image_id"][0].as_py()]
-            run.add(shard, table)
-            errors = len(table) - table["error"].null_count
-            meter.add(len(table), instances_in(table), errors)
-            if on_progress is not None:
-                on_progress(meter.progress())
-            check(meter.errors, meter.images)
+        blocks = list(_blocks(remaining, _batch_rows(actors, images)))
+        with closing(_results(blocks, actors, constructor)) as results:
+            for table in results:
+                shard: Shard = shard_of[table["image_id"][0].as_py()]
+                run.add(shard, table)
+                errors = len(table) - table["error"].null_count
+                meter.add(len(table), instances_in(table), errors)
+                if on_progress is not None:
+                    on_progress(meter.progress())
+                check(meter.errors, meter.images)
 
 
 def _batch_rows(actors: Actors, images: int) -> int:
@@ -328,7 +328,7 @@ def _blocks(remaining: dict[int, list[tuple[int, str]]], rows: int) -> Iterator[
 
 def _results(
     blocks: list[pa.Table], actors: Actors, constructor: dict[str, Any]
-) -> Iterator[pa.Table]:
+) -> Generator[pa.Table]:
     """Ray Data's part: the actors' answers to each block, as they come."""
     import ray
     import ray.data
@@ -352,6 +352,11 @@ def _results(
         )
     except (ray.exceptions.RayError, ray.data.exceptions.RayDataUserCodeException) as error:
         raise LabellingError(cause_of(str(error)).removeprefix(_OURS)) from error
+    finally:
+        # Stopped half-way, its thread would go on until it is collected, and end this process where Ray
+        # is shut down under it. Nothing public ends it.
+        if labelled._current_executor is not None:
+            labelled._current_executor.shutdown(force=True)
 
 
 @contextmanager
