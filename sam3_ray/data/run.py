@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import threading
 import time
 import uuid
 import warnings
@@ -55,6 +56,9 @@ PREVIEW_FILE = "preview.html"
 YOLO_FOLDER = "yolo"
 PREVIEW_IMAGES = 50
 _ATTEMPTS = ".attempts"
+THREADS_END_S = 3.0
+"""How long each of Ray Data's threads may take to end, where a run is stopped half-way."""
+
 _OURS = "sam3_ray.data.labeler."
 
 
@@ -346,17 +350,21 @@ def _results(
         # Ray 2.60 has no other way to say max_restarts and max_task_retries.
         warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")
         labelled = dataset.map_batches(Sam3Labeler, fn_constructor_kwargs=constructor, **options)
+    threads = set(threading.enumerate())
     try:
         yield from labelled.iter_batches(
             batch_size=None, batch_format="pyarrow", prefetch_batches=0
         )
+        threads = set(threading.enumerate())  # all is done: nobody has to be waited for
     except (ray.exceptions.RayError, ray.data.exceptions.RayDataUserCodeException) as error:
         raise LabellingError(cause_of(str(error)).removeprefix(_OURS)) from error
     finally:
-        # Stopped half-way, its thread would go on until it is collected, and end this process where Ray
-        # is shut down under it. Nothing public ends it.
+        # Stopped half-way, Ray Data's threads would go on, and ask for blocks of a Ray that is shut down by
+        # then, which ends this process without a word. Nothing public ends them.
         if labelled._current_executor is not None:
             labelled._current_executor.shutdown(force=True)
+        for thread in set(threading.enumerate()) - threads:
+            thread.join(timeout=THREADS_END_S)
 
 
 @contextmanager
