@@ -24,6 +24,9 @@ table with a column `path` or `bytes`, one picture, or a URI of these (s3://...)
 Stop it at any moment, and start it again with the same command: it goes on. Every image ends in exactly one
 of labels/ and errors/. The same command also adds what the source has got since.
 
+checkpoint `auto` means: SAM3's weights (SAM3_WEIGHTS_DIR, or facebook/sam3 from the Hub); on a machine
+without chips where they cannot be had, the small demo checkpoint, which only knows coloured shapes.
+
 exit codes: 0 all are labelled, 3 some are in errors/, 2 the command is wrong, 1 it failed.
 """
 
