@@ -1,9 +1,9 @@
 """Throughput and memory of ``label_images``.
 
-chips: 1, 2 and 4 simulated chips (60 ms an image, 20 ms a prompt, JPEG 720p, 2 prompts): how busy each is from
-its first image to its last, and the host's CPU time. cpu: the demo checkpoint on the CPU against a loop of
-``model(image, prompts)`` at its best number of threads. memory: 5,000 small pictures, then 200 of 8000 x 6000,
-through 2 actors: memory of all processes over time. coco: peak memory of writing a million instances.
+chips: 1, 2 and 4 simulated chips (60 ms an image, 20 ms a prompt, JPEG 720p, 2 prompts): how busy each is
+from its first image to its last, and the host's CPU time. cpu: the demo checkpoint on the CPU against a loop
+of ``model(image, prompts)`` at its best number of threads. memory: 5,000 small pictures, then 200 of 8000 x
+6000, through 2 actors: memory of all processes over time. coco: peak memory of writing a million instances.
 
     python perf/labelling.py [chips] [cpu] [memory] [coco] [--out perf/results/labelling.json]
 """

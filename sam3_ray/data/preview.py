@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import posixpath
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +71,7 @@ def write_preview(folder: Path, count: int = 50) -> Path:
     colors = {phrase: PALETTE[n % len(PALETTE)] for n, phrase in enumerate(phrases)}
     figures = (_figure(row, colors, manifest) for row in _spread(files, labelled, count))
     page = Template(_PAGE.read_text(encoding="utf-8")).substitute(
-        title=html.escape(f"{folder.name}: labels"),
+        title=html.escape(f"Labels of {posixpath.basename(manifest.arguments.source)}"),
         about=html.escape(_about(manifest, labelled)),
         classes="\n".join(_class(phrase, counts[phrase], colors[phrase]) for phrase in phrases),
         figures="\n".join(map(_html, figures)),
@@ -155,8 +156,8 @@ def _about(manifest: Manifest, labelled: int) -> str:
     arguments = manifest.arguments
     state = "" if manifest.finished else " (not finished)"
     return (
-        f"{labelled} images{state} of {arguments.source}, labelled with {arguments.checkpoint}, threshold "
-        f"{arguments.threshold:g}, by sam3_ray {manifest.version}"
+        f"{labelled} images{state}, labelled with {arguments.checkpoint}, threshold {arguments.threshold:g}, "
+        f"by sam3_ray {manifest.version}"
     )
 
 
