@@ -21,7 +21,6 @@ SAM3_RAY = [sys.executable, "-c", "import sys; from sam3_ray.cli import main; sy
 PROMPTS = ["--prompt", "red circle", "--prompt", "blue square", "--prompt", "star"]
 TIMEOUT = 240
 PICTURES = 120
-TARGETS = ("driver", "actor", "raylet")
 
 
 def command(source: Path, out: Path, *more: str) -> list[str]:
@@ -141,6 +140,7 @@ def kill_and_resume(source: Path, out: Path, undisturbed: Path, targets: list[st
     assert not (out / "unfinished").exists()
 
 
+@pytest.mark.timeout(600)
 def test_killed_at_three_random_points_and_resumed(
     source: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
