@@ -48,6 +48,17 @@ def ray_session(
             os.environ.setdefault(name, value)
         if visible:
             os.environ[chips.VISIBLE_DEVICES] = chips.visible_devices_value(visible)
+        for last in (False, True):
+            try:
+                start()
+                break
+            except Exception as error:  # Ray raises a bare Exception, among others
+                ray.shutdown()
+                # Ray gives itself 30 s, which a machine that is busy with other things can miss.
+                if last or "timed out during startup" not in str(error):
+                    raise
+
+    def start() -> None:
         ray.init(
             address="local",
             include_dashboard=False,
