@@ -13,8 +13,11 @@ The model, an operation:
   config or its shards use, the busiest core's whole tiles counted; or the time to read its operands from and
   write its result to DRAM, where that is longer;
 - attention: 60 % of the ceiling, whole chunks of queries for each core; or the DRAM time;
-- everything else: its bytes, at 60 % of 512 GB/s for DRAM plus 40 GB/s a core for L1;
-- and never less than 16 us, the launch of an operation inside a trace.
+- everything else: its bytes, at 60 % of 512 GB/s for DRAM plus 40 GB/s a core for L1; a slice reads what it
+  gives;
+- and never less than 16 us, the launch of an operation inside a trace;
+- some calls of ttnn are several programs (a convolution also spreads its input and its edges over the cores):
+  each program that ttnn's own graph capture counts beyond the calls is a launch more.
 
 The ceilings, 5.4, 2.7 and 1.35 TFLOPS a core for LoFi, HiFi2 and HiFi4 (HiFi3 between: 1.8), the shares and
 the launch are what others measured on a p150 (docs/blackhole.md, "What others measured").
@@ -49,11 +52,12 @@ PRECISIONS = ("accurate", "fast")
 
 MATMULS = ("ttnn.linear", "ttnn.matmul")
 CONVOLUTION = "ttnn.conv2d"
+SLICE = "ttnn.slice"
 ATTENTION = "ttnn.transformer.scaled_dot_product_attention"
 
 DONE = {
-    "small linear": "few rows go by columns over all cores; keys and positions of the image are tables",
-    "token attention": "chunks named; the box bias is one additive tensor a layer",
+    "small linear": "few rows go by columns over all cores, few columns by rows; q, k and v in one",
+    "token attention": "one additive bias a layer; the scale in the queries' weights; chunks for busy cores",
     "strips": "rows of an image with their neighbours, for convolutions that fit in L1",
     "fc1": "exact GELU fused into the product; output stays in L1; blocks chosen for the grid",
     "fc2": "input and output in L1; inner blocks of up to 8 tiles",
@@ -61,11 +65,11 @@ DONE = {
     "proj": "reads the joined heads from L1; the residual is added in place",
     "windowed attention": "tokens in window order, chunks that divide a window",
     "global attention": "the same order as the windows: no un-windowing, chunks that divide the image",
-    "convolution": "cut in strips whose buffers all fit in L1",
+    "convolution": "four phases of 2x2, the doubled image is never made; the levels' share comes with it",
     "upsampling": "the 1x1 convolution after it is multiplied into it",
     "rotation": "one kernel for all heads, queries and keys; tables made once",
     "layer norm": "in L1, interleaved over all cores",
-    "residual": "in place, in L1",
+    "residual": "in place in L1; after a norm's input, inside the norm",
     "split heads": "one operation for q, k and v, in L1",
     "join heads": "in L1",
     "shuffle": "row-major, the rows of an image as they lie",
@@ -96,7 +100,7 @@ class Cost:
 
 def cost_of(record: Any, cores: int) -> Cost:
     """Predict one recorded operation on a grid of ``cores``."""
-    tensors = (*record.inputs, *record.outputs)
+    tensors = (*(record.outputs if record.name == SLICE else record.inputs), *record.outputs)
     dram = sum(t.nbytes for t in tensors if t.buffer == "DRAM")
     l1 = sum(t.nbytes for t in tensors if t.buffer == "L1")
     dram_s = dram / (DRAM_BYTES_A_SECOND * DRAM_SHARE)
@@ -204,15 +208,29 @@ def _attention(record: Any, cores: int) -> tuple[float, float, int]:
     return 4.0 * batch * heads * queries * keys * width, busiest, min(units, cores)
 
 
+@dataclass(frozen=True)
+class Work:
+    """One kind of work as it was recorded.
+
+    Attributes:
+        operations: calls of ttnn that are no views.
+        programs: what they launch, by ttnn's graph capture.
+    """
+
+    operations: list[Any]
+    programs: int
+
+
 def record_work(
     dispatch: str, precision: str
-) -> tuple[dict[str, list[Any]], tuple[int, int], dict[str, int]]:
+) -> tuple[dict[str, Work], tuple[int, int], dict[str, int]]:
     """Run the full-size model on an emulated chip of this process, without values.
 
     Returns:
-        The operations of each kind of work, the grid, and bytes of DRAM and L1 in use.
+        Each kind of work, the grid, and bytes of DRAM in use.
     """
     from tests import emulation
+    from tests.emulation.records import launched_programs
 
     emulator = emulation.start(dispatch=dispatch)
     emulator.computes = False
@@ -232,8 +250,10 @@ def record_work(
             levels = part.neck(x)
         with emulator.stage("geometry"):
             token = part.geometry(levels[-1])
+        with emulator.stage("terms"):
+            features = model.prompt.features([*levels, token])
         with emulator.stage("cache"):
-            for output, buffer in zip([*levels, token], model.images.buffers, strict=True):
+            for output, buffer in zip(features, model.images.buffers, strict=True):
                 ttnn.copy(output, buffer)
             model.images.store()
 
@@ -258,9 +278,11 @@ def record_work(
     }
     found = {}
     for name, run in work.items():
+        run()  # convolutions prepare their weights
         emulator.records.clear()
-        run()
-        found[name] = [op for op in emulator.records.operations if not op.is_view]
+        programs = launched_programs(run)
+        operations = [op for op in emulator.records.operations if not op.is_view]
+        found[name] = Work(operations, programs)
     for count in prompts.buckets:  # every other trace is placed too
         prompts._masks_work(count)
     for count in prompts._ids:
@@ -287,15 +309,17 @@ def predict(dispatch: str, precision: str) -> dict[str, Any]:
         **used,
         "work": {},
     }
-    for name, operations in work.items():
-        costs = [cost_of(operation, cores) for operation in operations]
-        total = sum(cost.seconds for cost in costs)
+    for name, recorded in work.items():
+        costs = [cost_of(operation, cores) for operation in recorded.operations]
+        more_launches = max(0, recorded.programs - len(costs))
+        total = sum(cost.seconds for cost in costs) + LAUNCH_S * more_launches
         result["work"][name] = {
             "predicted_ms": _ms(total),
             "predicted_ms_if_launches_add": _ms(
                 total + LAUNCH_S * sum(c.seconds > LAUNCH_S for c in costs)
             ),
             "operations": len(costs),
+            "programs": recorded.programs,
             "at_the_launch_floor": sum(cost.seconds <= LAUNCH_S for cost in costs),
             "tflop": round(sum(cost.flops for cost in costs) / 1e12, 3),
             "dram_gb": round(sum(cost.dram_bytes for cost in costs) / 1e9, 3),
@@ -335,7 +359,8 @@ def show(prediction: dict[str, Any]) -> None:
         print(
             f"\nPREDICTED, {prediction['precision']}, {grid} cores, {name}: {work['predicted_ms']:.1f} ms "
             f"({work['predicted_ms_if_launches_add']:.1f} if launches add to the work), "
-            f"{work['operations']} operations, {work['at_the_launch_floor']} at the launch floor"
+            f"{work['operations']} operations, {work['at_the_launch_floor']} at the launch floor, "
+            f"{work['programs']} programs"
         )
         for kind, row in list(work["kinds"].items())[:5]:
             print(

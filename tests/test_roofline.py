@@ -110,12 +110,13 @@ def test_the_published_prediction_is_of_the_whole_model(published: Any) -> None:
         assert prediction["dram_bytes"] <= 6e9
 
 
-def test_the_image_part_meets_its_bar(published: Any) -> None:
+def test_the_targets_are_met(published: Any) -> None:
+    """Milliseconds of the issue that asked for them, repeated here on purpose."""
     fast = next(
         p for p in published["predictions"] if (p["precision"], p["grid"]) == ("fast", [12, 10])
     )
-    assert fast["work"]["image"]["predicted_ms"] <= 45
-    assert fast["work"]["phrase"]["predicted_ms"] <= 6
+    for name, most in {"image": 45, "phrase": 6, "prompt": 12, "four prompts": 30}.items():
+        assert fast["work"][name]["predicted_ms"] <= most
 
 
 def test_the_page_shows_the_published_predictions(published: Any) -> None:

@@ -40,23 +40,23 @@ def accept(device: Any, precision: str) -> dict[str, Any]:
     import ttnn
 
     from tests.blackhole.placed_model import CACHED_IMAGES, place_model
+    from tests.emulation.records import launched_programs
 
     model = place_model(device, precision)
-    outputs = model.image(model.pixels)
-    for output, buffer in zip(outputs, model.images.buffers, strict=True):
-        ttnn.copy(output, buffer)
-    shapes = [list(output.shape) for output in outputs]
-    for output in outputs:
-        ttnn.deallocate(output)
+    shapes = _image(model)
     model.images.compile()
     for trace in model.prompts.traces.values():
         trace.compile()
+    programs = launched_programs(lambda: _image(model)) + sum(
+        launched_programs(trace.compile) for trace in model.prompts.traces.values()
+    )
     dram = ttnn.get_memory_view(device, ttnn.BufferType.DRAM)
     l1 = ttnn.get_memory_view(device, ttnn.BufferType.L1)
     figures = {
         "precision": precision,
         "grid": list(model.grid),
         "programs": device.num_program_cache_entries(),
+        "trace_programs": programs,
         "traces": 1 + len(model.prompts.traces),
         "shapes": shapes,
         "dram_bytes": dram.total_bytes_allocated_per_bank * dram.num_banks,
@@ -66,6 +66,19 @@ def accept(device: Any, precision: str) -> dict[str, Any]:
     }
     model.store.release()
     return figures
+
+
+def _image(model: Any) -> list[list[int]]:
+    """The work of the image's trace; the shapes of what it leaves."""
+    import ttnn
+
+    features = model.prompt.features(model.image(model.pixels))
+    for feature, buffer in zip(features, model.images.buffers, strict=True):
+        ttnn.copy(feature, buffer)
+    shapes = [list(feature.shape) for feature in features]
+    for feature in features:
+        ttnn.deallocate(feature)
+    return shapes
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from sam3_ray.backends.blackhole.device import TRACE_PROGRAMS
+
 ROOT = Path(__file__).parents[2]
 GRIDS = {"worker": [11, 10], "eth": [12, 10]}
 DRAM_LIMIT = 3e9
@@ -30,6 +32,8 @@ def test_the_full_size_model_is_accepted(dispatch: str) -> None:
     assert [f["precision"] for f in figures] == ["accurate", "fast"]
     for f in figures:
         assert f["grid"] == GRIDS[dispatch]
-        assert f["shapes"] == [[1, 1, n, 256] for n in (288 * 288, 144 * 144, 72 * 72, 32)]
+        phases = [144 * 144] * 4 + [72 * 72] * 4
+        assert f["shapes"] == [[1, 1, n, 256] for n in (*phases, 72 * 72, 32)]
         assert f["traces"] == 16
+        assert 0.8 * TRACE_PROGRAMS <= f["trace_programs"] <= TRACE_PROGRAMS
         assert f["dram_bytes"] <= DRAM_LIMIT

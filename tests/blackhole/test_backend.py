@@ -156,7 +156,7 @@ def test_a_cache_that_does_not_fit_is_refused(emulator: Any) -> None:
 
 
 def test_forty_frozen_pictures_are_as_near_to_the_cpu_as_they_must(emulator: Any) -> None:
-    """Half a point of presence, recall, precision and mask IoU; ``fast`` two points."""
+    """Half a point of presence, recall, precision and mask IoU; ``fast`` one point."""
     found = figures(40)
     print(json.dumps(found))
     for name, points in MOST_APART.items():

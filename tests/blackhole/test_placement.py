@@ -41,8 +41,10 @@ def test_a_product_is_covered_by_blocks_that_fit(
     m, k, n = (-(-size // 32) for size in (rows, inner, columns))
     used = config.compute_with_storage_grid_size
     if type(config).__name__.endswith("1DProgramConfig"):
-        assert config.per_core_M == m
-        assert config.per_core_N * used.x * used.y >= n
+        cores = used.x * used.y
+        of_rows, of_columns = (1, cores) if config.mcast_in0 else (cores, 1)
+        assert config.per_core_M * of_rows >= m
+        assert config.per_core_N * of_columns >= n
     else:
         assert config.per_core_M * used.y >= m
         assert config.per_core_N * used.x >= n
@@ -67,8 +69,30 @@ def test_a_product_is_covered_by_blocks_that_fit(
 def test_attention_chunks_divide_the_tokens(
     emulator: Any, precision: Precision, tokens: int
 ) -> None:
-    config = placement((11, 10), precision).attention_config(tokens, tokens)
+    config = placement((11, 10), precision).attention_config(8, tokens, tokens)
     padded = -(-tokens // 32) * 32
     assert padded % config.q_chunk_size == padded % config.k_chunk_size == 0
     assert config.q_chunk_size % 32 == 0
     assert config.k_chunk_size <= 288
+
+
+@pytest.mark.parametrize(
+    ("heads", "queries", "chunk"),
+    [
+        (8, 224, 32),  # 8 chunks of all leave 112 cores idle, 56 of a tile do not
+        (16, 5184, 192),  # 432 of 192 in 4 rounds (768 rows), 288 of 288 in 3 (864)
+        (8, 5184, 192),
+        (32, 5184, 288),  # 576 in 5 rounds (1440 rows), 864 of 192 in 8 (1536)
+    ],
+)
+def test_chunks_of_queries_keep_the_cores_busy(
+    emulator: Any, heads: int, queries: int, chunk: int
+) -> None:
+    assert placement((12, 10), FAST).attention_config(heads, queries, 5184).q_chunk_size == chunk
+
+
+def test_many_rows_of_few_columns_go_over_all_cores(emulator: Any) -> None:
+    """Two columns of tiles would leave ten of twelve columns of cores idle."""
+    config = placement((12, 10), FAST).matmul_config(86016, 512, 16)
+    assert not config.mcast_in0
+    assert config.per_core_M == 23  # 2688 tiles over 120 cores

@@ -173,12 +173,13 @@ class LoadedPrompts:
 
     def fusion_updates(self, recording: PromptRecording) -> Iterator[float]:
         prompt, mask = self.prompt(recording)
+        positions = self.part.positions(len(recording.ids))
         for layer, (given, expected) in zip(
             self.part.fusion_encoder.layers, recording.fusion_layers, strict=True
         ):
             x = self._up(given.reshape(1, 1, -1, given.shape[-1]), "L1")
             before = self._down(x)
-            after = self._down(layer(x, prompt, mask))
+            after = self._down(layer(x, positions, prompt, mask))
             yield pcc(after - before, expected - given)
 
     def decoder_updates(self, recording: PromptRecording) -> Iterator[float]:
@@ -186,6 +187,7 @@ class LoadedPrompts:
         decoder, phrases = self.part.decoder, len(recording.ids)
         prompt, mask = self.prompt(recording)
         memory = self._up(recording.memory.reshape(1, 1, -1, self.config.model_width))
+        memory = decoder.placed(memory, self.part.positions(phrases))
         for layer, (given, expected, boxes) in zip(
             decoder.layers, recording.decoder_layers, strict=True
         ):
@@ -232,18 +234,22 @@ class LoadedPrompts:
 
     def masks(self, recording: PromptRecording, phrase: int, count: int) -> float:
         """PCC of the first ``count`` masks of a phrase, fed upstream's tokens and queries."""
+        from sam3_ray.backends.blackhole.image_cache import allocate
+        from sam3_ray.backends.blackhole.prompts import from_phases
+
         width = self.config.model_width
         prompt, mask = self.prompt(recording, [phrase])
         head = self.part.segmentation_head
-        pixels = head.pixels(
-            self._up(recording.memory[phrase][None, None]),
-            prompt,
-            mask,
-            [self._up(level[None, None]) for level in recording.finer],
+        size = self.config.mask_size
+        terms = head.terms([self._up(level[None, None]) for level in recording.finer])
+        pixels, masks = allocate(self.device, [(1, 1, width, size**2), (1, 1, count, size**2)])
+        head.pixels(
+            self._up(recording.memory[phrase][None, None]), prompt, mask, terms, output=pixels
         )
         queries = recording.queries[phrase, :count].reshape(1, 1, count, width)
-        found = self._down(head.masks(self._up(queries), pixels))
-        return pcc(found, recording.masks[phrase, :count])
+        head.masks(self._up(queries), pixels, output=masks)
+        found = from_phases(self._down(masks)[0, 0].numpy(), size)
+        return pcc(torch.from_numpy(found.copy()), recording.masks[phrase, :count])
 
     def prompt(self, recording: PromptRecording, phrases: Sequence[int] = ()) -> tuple[Any, Any]:
         """Upstream's phrases with the geometry token, as our parts take them."""

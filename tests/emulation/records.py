@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -142,3 +143,16 @@ def plain(value: Any) -> Any:
     if not fields:
         return str(value)
     return {"kind": kind, **{name: plain(item) for name, item in fields.items()}}
+
+
+def launched_programs(run: Callable[[], None]) -> int:
+    """How many programs ttnn launches in ``run``, by its own graph capture; a call may be several."""
+    import ttnn
+
+    ttnn.graph.begin_graph_capture(ttnn.graph.RunMode.NORMAL)
+    try:
+        run()
+    finally:
+        graph = ttnn.graph.end_graph_capture()
+    started = (node["params"]["name"] for node in graph if node["node_type"] == "function_start")
+    return sum(name.endswith("Operation") for name in started)

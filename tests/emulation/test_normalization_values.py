@@ -94,6 +94,18 @@ def test_softmax(chip: Any, rows: int, width: int) -> None:
     assert_rounds_to(tensor, torch.softmax(x, -1))
 
 
+def test_masked_softmax(chip: Any) -> None:
+    import ttnn
+
+    x, mask = random(2, 3, 64, 96), random(2, 1, 1, 96, seed=1) * 4
+    tensor = up(chip, x)
+    ttnn.scale_mask_softmax_in_place(tensor, 0.5, up(chip, mask), numeric_stable=True)
+    mask = mask.to(torch.bfloat16).float()
+    assert_rounds_to(tensor, torch.softmax(x * 0.5 + mask, -1))
+    with pytest.raises(Exception, match="causal"):
+        ttnn.scale_mask_softmax_in_place(tensor, 0.5, up(chip, mask), is_causal_mask=True)
+
+
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "softmax"])
 def test_a_low_fidelity_cuts_their_products_too(chip: Any, name: str) -> None:
     import ttnn

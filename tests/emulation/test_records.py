@@ -112,3 +112,18 @@ def test_clear(emulator: Any, chip: Any) -> None:
     emulator.records.clear()
     assert emulator.records.operations == []
     assert emulator.records.bytes_up() == 0
+
+
+def test_programs_are_those_that_ttnn_launches(chip: Any) -> None:
+    """A product and its activation are two where they are not fused, a view is none."""
+    import ttnn
+
+    from tests.emulation.records import launched_programs
+
+    x = ttnn.ones((1, 1, 64, 64), dtype=ttnn.bfloat16, layout=ttnn.TILE_LAYOUT, device=chip)
+
+    def run() -> None:
+        ttnn.add(ttnn.reshape(x, (1, 2, 32, 64)), 1.0)
+        ttnn.relu(ttnn.matmul(x, x))
+
+    assert launched_programs(run) == 3

@@ -38,7 +38,7 @@ logger = logging.getLogger("sam3_ray")
 OWNED = (*image_part.OWNED, *prompt_part.OWNED)
 IGNORED = (*image_part.IGNORED, *prompt_part.IGNORED)
 
-CONVERSION = 3
+CONVERSION = 4
 """Raised when a conversion of weights changes, so that files of an older one are not read."""
 
 CACHE_SHARE = 0.25
@@ -108,7 +108,8 @@ class BlackholeBackend:
         self._prompts = Prompts(device, self.config, prompt, self._images)
 
         def encode() -> None:
-            for output, buffer in zip(image(self._pixels), self._images.buffers, strict=True):
+            features = prompt.features(image(self._pixels))
+            for output, buffer in zip(features, self._images.buffers, strict=True):
                 ttnn.copy(output, buffer)
                 ttnn.deallocate(output)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import ttnn
 
+from sam3_ray.backends.blackhole.parts.doubled import PHASES
 from sam3_ray.backends.blackhole.placement import TILE, whole_tiles
 from sam3_ray.config import Sam3Config
 
@@ -29,9 +30,14 @@ def allocate(device: Any, shapes: Sequence[Shape]) -> list[Any]:
 
 
 def feature_shapes(config: Sam3Config) -> list[Shape]:
-    """Of one image: three levels, fine to coarse, and the geometry token."""
-    levels: list[Shape] = [(1, 1, size * size, config.model_width) for size in config.level_sizes]
-    return [*levels, (1, 1, TILE, config.model_width)]
+    """Of one image, as ``PromptPart.features`` gives them: four phases of the finest level, four of the next,
+    the coarsest level, and the geometry token."""
+    width = config.model_width
+    finest, middle, coarsest = config.level_sizes
+    phases: list[Shape] = [
+        (1, 1, size * size // 4, width) for size in (finest, middle) for _ in PHASES
+    ]
+    return [*phases, (1, 1, coarsest * coarsest, width), (1, 1, TILE, width)]
 
 
 def padded_nbytes(shapes: Sequence[Shape]) -> int:

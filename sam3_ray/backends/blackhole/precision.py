@@ -19,7 +19,10 @@ class Precision:
         weights: data type of the large matrices; biases, norms and tables are always bfloat16.
         fidelity: of matrix multiplications and convolutions: how many bits of both operands' mantissas
             the matrix engine multiplies (tt-metal, ``tech_reports/matrix_engine``).
-        attention_fidelity: of both products inside attention.
+        attention_fidelity: of both products inside attention, in the image part. With HiFi2 ``fast`` lost
+            1.15 points of precision on 40 frozen pictures, with HiFi3 0.58 (emulated,
+            tests/blackhole/evaluate.py).
+        prompt_attention_fidelity: the same in the prompt part, where it made no difference.
         wide_accumulation: whether sums are kept in float32 in the core's destination registers, which
             halves the tiles that these hold.
         neck_weights, neck_fidelity: the same for the neck, whose 0.2 of the image part's 5.6 TFLOP are the
@@ -31,6 +34,7 @@ class Precision:
     weights: DataTypeName
     fidelity: FidelityName
     attention_fidelity: FidelityName
+    prompt_attention_fidelity: FidelityName
     wide_accumulation: bool
     neck_weights: DataTypeName
     neck_fidelity: FidelityName
@@ -40,12 +44,18 @@ class Precision:
         """The same with the neck's own data type and fidelity."""
         return replace(self, weights=self.neck_weights, fidelity=self.neck_fidelity)
 
+    @property
+    def of_prompt(self) -> Precision:
+        """The same for the prompt part."""
+        return replace(self, attention_fidelity=self.prompt_attention_fidelity)
+
 
 ACCURATE = Precision(
     name="accurate",
     weights="bfloat16",
     fidelity="HiFi4",
     attention_fidelity="HiFi4",
+    prompt_attention_fidelity="HiFi4",
     wide_accumulation=True,
     neck_weights="bfloat16",
     neck_fidelity="HiFi4",
@@ -54,7 +64,8 @@ FAST = Precision(
     name="fast",
     weights="bfloat8_b",
     fidelity="HiFi2",
-    attention_fidelity="HiFi2",
+    attention_fidelity="HiFi3",
+    prompt_attention_fidelity="HiFi2",
     wide_accumulation=False,
     neck_weights="bfloat16",
     neck_fidelity="HiFi4",

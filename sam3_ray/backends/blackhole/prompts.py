@@ -95,7 +95,7 @@ class Prompts:
         self._mask_inputs = [
             [*allocate(device, shapes), self._queries_buffer()] for _ in range(most + 1)
         ]
-        self._pixels = allocate(device, [(1, 1, config.mask_size**2, width)])[0]
+        self._pixels = allocate(device, [(1, 1, width, config.mask_size**2)])[0]
         self.buckets = _buckets(config.queries)
         self._kept = {n: self._ids_buffer(1, n) for n in self.buckets}
         self._masks = {
@@ -213,7 +213,7 @@ class Prompts:
         self._upload_ids(self._kept[bucket], padded)
         self.traces[f"masks {bucket}"].execute()
         logits: Float32Array = ttnn.to_torch(self._masks[bucket]).float().numpy()
-        return logits.reshape(bucket, size, size)[:count]
+        return from_phases(logits.reshape(bucket, size * size)[:count], size)
 
     # -- traces --------------------------------------------------------------------------------------
 
@@ -248,9 +248,10 @@ class Prompts:
 
     def _pixels_work(self) -> None:
         memory, prompt, mask, _ = self._mask_inputs[-1]
-        finest, middle, *_ = self._images.buffers
-        pixels = self._part.segmentation_head.pixels(memory, prompt, mask, [middle, finest])
-        _move(pixels, self._pixels)
+        finest, middle = self._images.buffers[:4], self._images.buffers[4:8]
+        self._part.segmentation_head.pixels(
+            memory, prompt, mask, [middle, finest], output=self._pixels
+        )
 
     def _masks_work(self, bucket: int) -> None:
         queries = self._mask_inputs[-1][3]
@@ -262,7 +263,7 @@ class Prompts:
             memory_config=ttnn.L1_MEMORY_CONFIG,
         )
         chosen = ttnn.reshape(chosen, (1, 1, bucket, queries.shape[-1]))
-        _move(self._part.segmentation_head.masks(chosen, self._pixels), self._masks[bucket])
+        self._part.segmentation_head.masks(chosen, self._pixels, output=self._masks[bucket])
 
     # -- buffers -------------------------------------------------------------------------------------
 
@@ -291,6 +292,13 @@ class Prompts:
             torch.from_numpy(ids), dtype=ttnn.uint32, layout=ttnn.ROW_MAJOR_LAYOUT
         )
         ttnn.copy_host_to_device_tensor(host, buffer, cq_id=QUEUE)
+
+
+def from_phases(masks: Float32Array, size: int) -> Float32Array:
+    """(n, size * size) in the pixel decoder's order, phases of phases -> (n, size, size)."""
+    half = size // 2
+    phases = masks.reshape(len(masks), 2, 2, half, half)
+    return phases.transpose(0, 3, 1, 4, 2).reshape(len(masks), size, size)
 
 
 def _buckets(queries: int) -> tuple[int, ...]:

@@ -111,6 +111,30 @@ def group_norm(
 
 
 @value_of(
+    "ttnn.scale_mask_softmax_in_place",
+    default=Arithmetic("HiFi4", fp32_accumulate=True),
+)
+def scale_mask_softmax_in_place(
+    input_tensor: torch.Tensor,
+    scale: float | None = None,
+    mask: torch.Tensor | None = None,
+    *,
+    arithmetic: Arithmetic,
+    is_causal_mask: bool = False,
+    **_: Any,
+) -> torch.Tensor:
+    """Scaled, a mask of one row for each of the batch added, and the softmax of it."""
+    if is_causal_mask:
+        raise NotImplementedError("a causal mask: only one row for each of the batch is known here")
+    value = input_tensor.float()
+    if scale is not None:
+        value = value * scale
+    if mask is not None:
+        value = value + mask.float()
+    return softmax(value, arithmetic=arithmetic)
+
+
+@value_of(
     "ttnn.softmax", "ttnn.softmax_in_place", default=Arithmetic("HiFi4", fp32_accumulate=True)
 )
 def softmax(

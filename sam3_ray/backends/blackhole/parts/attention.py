@@ -23,6 +23,7 @@ def attention(
     *,
     mask: Any = None,
     causal: bool = False,
+    scaled: bool = False,
 ) -> Any:
     """Softmax attention, (b, heads, n, d) each; the operands are consumed.
 
@@ -31,14 +32,20 @@ def attention(
         queries, keys, values: of the same number of heads.
         mask: (b or 1, heads or 1, n, keys), added to the scores; keys in whole tiles.
         causal: whether a token sees only itself and those before it.
+        scaled: whether the queries carry 1 / sqrt(d) already. Under a mask they must: with another scale
+            than 1 ttnn divides the whole mask by it first, a pass over memory of its own.
     """
+    if mask is not None and not scaled:
+        raise ValueError("queries under a mask must be scaled by their projection")
+    batch, heads, tokens, _ = queries.shape
     output = ttnn.transformer.scaled_dot_product_attention(
         queries,
         keys,
         values,
         attn_mask=mask,
         is_causal=causal,
-        program_config=place.attention_config(queries.shape[2], keys.shape[2]),
+        scale=1.0 if scaled else None,
+        program_config=place.attention_config(batch * heads, tokens, keys.shape[2]),
         compute_kernel_config=place.attention_compute_config,
         memory_config=ttnn.L1_MEMORY_CONFIG,
     )
@@ -87,19 +94,20 @@ class PackedProjection:
         return linear(self._place, x, self._weight.value, self._bias.value)
 
 
-class PositionedProjection:
-    """Rows of a packed projection of tokens with their positions added.
+class HeadsProjection:
+    """Queries, keys and values of all heads: one product and one split.
 
-    ``(x + p) W`` is ``x W + p W``, and ``p`` never changes: ``p W`` and the bias are one table, made in
-    float32 when the weights are loaded.
+    torch packs the three projections in one matrix. Positions that queries and keys see, and values do not,
+    come beside the tokens: ``[x, p] [[Wq, Wk, Wv], [Wq, Wk, 0]]`` is ``[(x + p) Wq, (x + p) Wk, x Wv]``.
+    Where only keys and values are wanted the queries' columns are zero: the split wants them, and one split
+    takes the place of two.
 
     Args:
         place: where it runs.
-        scope: of ``in_proj_weight`` (3 * width, width) and its bias.
+        scope: of ``in_proj_weight`` (3 * width, width) and ``in_proj_bias`` (3 * width,).
         config: the model's dimensions.
-        positions: (n, width) float32.
-        rows: the first and the end of those that are taken.
-        positioned: how many of them see the positions; the rest see the tokens alone.
+        queries: whether queries are wanted; they carry the scores' 1 / sqrt(d).
+        positions: whether the input has positions beside its tokens.
     """
 
     def __init__(
@@ -107,41 +115,59 @@ class PositionedProjection:
         place: Placement,
         scope: Scope,
         config: Sam3Config,
-        positions: Tensor,
-        rows: tuple[int, int],
         *,
-        positioned: int | None = None,
+        queries: bool = True,
+        positions: bool = False,
     ) -> None:
         width = config.model_width
-        start, end = rows
-        seen = end - start if positioned is None else positioned
-        self._place = place
+        self._place, self._heads, self._queries = place, config.heads, queries
+        scale = torch.ones(3 * width)
+        scale[:width] = query_scale(config) if queries else 0.0
+        seen = torch.ones(3 * width)
+        seen[2 * width :] = 0.0
 
-        def table(weight: Tensor, bias: Tensor) -> Tensor:
-            moved = positions @ weight[start : start + seen].t()
-            still = torch.zeros(len(positions), end - start - seen)
-            return (torch.cat([moved, still], dim=1) + bias[start:end])[None, None]
+        def matrix(weight: Tensor) -> Tensor:
+            of_tokens = transposed(weight) * scale
+            return torch.cat([of_tokens, of_tokens * seen]) if positions else of_tokens
 
-        weight = {"in_proj_weight": (3 * width, width)}
+        name = f"heads_{'qkv' if queries else 'kv'}{'_positions' if positions else ''}"
         self._weight = scope.parameter(
-            weight,
-            part_of(start, end, transposed),
+            {"in_proj_weight": (3 * width, width)},
+            matrix,
             dtype=place.weights_dtype,
-            name=f"positioned_{start}_{end}.weight",
+            name=f"{name}.weight",
         )
-        self._table = scope.parameter(
-            weight | {"in_proj_bias": (3 * width,)},
-            table,
+        self._bias = scope.parameter(
+            {"in_proj_bias": (3 * width,)},
+            lambda bias: as_row(bias * scale),
             dtype=ttnn.bfloat16,
-            name=f"positioned_{start}_{end}.table",
+            name=f"{name}.bias",
         )
 
-    def __call__(self, x: Any, phrases: int) -> Any:
-        """(1, 1, phrases * n, width) -> (phrases, 1, n, rows)."""
-        projected = linear(self._place, x, self._weight.value, None)
-        _, _, total, columns = projected.shape
-        projected = ttnn.reshape(projected, (phrases, 1, total // phrases, columns))
-        return ttnn.add(projected, self._table.value, output_tensor=projected)
+    def __call__(self, x: Any, phrases: int) -> list[Any]:
+        """Project and split.
+
+        Args:
+            x: (1, 1, phrases * n, width), twice as wide with positions.
+            phrases: how many follow each other.
+
+        Returns:
+            Queries (where wanted), keys and values, (phrases, heads, n, d) each.
+        """
+        packed = linear(self._place, x, self._weight.value, self._bias.value)
+        _, _, total, columns = packed.shape
+        q, k, v = ttnn.experimental.nlp_create_qkv_heads(
+            ttnn.reshape(packed, (phrases, 1, total // phrases, columns)),
+            num_heads=self._heads,
+            num_kv_heads=self._heads,
+            transpose_k_heads=False,
+            memory_config=ttnn.L1_MEMORY_CONFIG,
+        )
+        ttnn.deallocate(packed)
+        if self._queries:
+            return [q, k, v]
+        ttnn.deallocate(q)
+        return [k, v]
 
 
 class PromptAttention:
@@ -154,11 +180,8 @@ class PromptAttention:
     def __init__(self, place: Placement, scope: Scope, config: Sam3Config) -> None:
         width = config.model_width
         self._place, self._heads = place, config.heads
-        scale = 1 / math.sqrt(width // config.heads)
-        # The scores' 1 / sqrt(d) goes into the query's projection.
-        self._query = PackedProjection(place, scope, width, (0, width), scale=scale)
-        self._key = PackedProjection(place, scope, width, (width, 2 * width))
-        self._value = PackedProjection(place, scope, width, (2 * width, 3 * width))
+        self._query = PackedProjection(place, scope, width, (0, width), scale=query_scale(config))
+        self._keys_and_values = HeadsProjection(place, scope, config, queries=False)
         self._output = Linear(place, scope / "out_proj", width, width)
 
     def __call__(self, x: Any, prompt: Any, mask: Any) -> Any:
@@ -171,19 +194,18 @@ class PromptAttention:
         """
         phrases = mask.shape[0]
         q = split_heads(self._query(x), phrases, self._heads)
-        k = split_heads(self._key(prompt), phrases, self._heads)
-        v = split_heads(self._value(prompt), phrases, self._heads)
+        k, v = self._keys_and_values(prompt, phrases)
         ttnn.deallocate(x)
         scores = self._product(q, k, transpose=True)
-        scores = ttnn.add(scores, mask, output_tensor=scores)
-        weights = ttnn.softmax(
+        weights = ttnn.scale_mask_softmax_in_place(
             scores,
-            dim=-1,
+            1.0,  # the queries carry the scale
+            mask,
             compute_kernel_config=self._place.exact_compute_config,
-            memory_config=ttnn.L1_MEMORY_CONFIG,
+            numeric_stable=True,
         )
         heads = self._product(weights, v)
-        for tensor in (q, k, v, scores, weights):
+        for tensor in (q, k, v, weights):
             ttnn.deallocate(tensor)
         return joined(self._output, heads)
 
@@ -196,6 +218,11 @@ class PromptAttention:
             memory_config=ttnn.L1_MEMORY_CONFIG,
             dtype=ttnn.bfloat16,
         )
+
+
+def query_scale(config: Sam3Config) -> float:
+    """1 / sqrt(d) of the prompt part's attention, to be multiplied into a projection in float32."""
+    return 1 / math.sqrt(config.model_width // config.heads)
 
 
 def split_heads(x: Any, phrases: int, heads: int) -> Any:

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from sam3_ray.backends.blackhole.modules import Scope, as_row, constant
 from sam3_ray.backends.blackhole.parts.attention import (
+    HeadsProjection,
     PackedProjection,
-    PositionedProjection,
     PromptAttention,
-    added,
     attention,
     joined,
+    query_scale,
     split_heads,
 )
 from sam3_ray.backends.blackhole.parts.layers import (
@@ -37,6 +37,14 @@ from sam3_ray.config import Sam3Config
 
 MASKED = -1e9
 """Added to a score, it leaves no weight after a softmax, and is finite in bfloat16."""
+
+HIDDEN_BYTES = 720 * 1024
+"""What the hidden layer of the box bias may take of a core's L1. Of four phrases it has 88 MB: 717 KiB on
+each of 120 cores, which fits because nothing else of that size is there meanwhile; of 110 it does not (seen
+on the mock)."""
+
+FEW_BUFFERS = 48 * 1024
+"""Bytes of a core's L1 for the product of that hidden layer, which leaves no more."""
 
 BOX_LOGIT_LIMIT = math.log((1 - 1e-3) / 1e-3)
 """Where ``inverse_sigmoid`` (eps 1e-3, sam3/model/model_misc.py) cuts a box's logit off."""
@@ -96,6 +104,9 @@ class BoxBias:
     The bias of a pixel is that of its column plus that of its row. Both come from the distances of the box's
     edges, through one network whose halves do not touch, and are spread over the pixels by a product with a
     matrix of zeros and ones.
+
+    Upstream adds nothing for the presence token. Here its row has no coordinates: its distances, and so its
+    bias, are the same for every pixel, which a softmax does not see.
     """
 
     def __init__(self, place: Placement, scope: Scope, config: Sam3Config) -> None:
@@ -143,21 +154,17 @@ class BoxBias:
             dtype=ttnn.bfloat16,
             name="rpb.1.bias",
         )
-        coordinates = 8.0 * torch.arange(self._padded) / grid
-        self._coordinates = constant(
-            device, coordinates[None, None, :, None].expand(1, 1, -1, TILE), dtype=ttnn.float32
-        )
+        coordinates = torch.zeros(1, self._rows, self._padded, TILE)
+        coordinates[:, : config.queries] = (8.0 * torch.arange(self._padded) / grid)[:, None]
+        self._coordinates = constant(device, coordinates, dtype=ttnn.float32)
         self._edges = constant(device, edge_matrix(), dtype=ttnn.float32)
         self._spread = constant(device, spread_matrix(grid))
-        queries_only = torch.zeros(1, 1, self._rows, 2 * self._padded)
-        queries_only[:, :, : config.queries] = 1.0
-        self._queries_only = constant(device, queries_only)
 
     def __call__(self, boxes: Any, phrases: int) -> Any:
         """(1, 1, phrases * rows, 32) float32 cxcywh -> (phrases, heads, rows, grid * grid)."""
         place, padded, rows = self._place, self._padded, phrases * self._rows
         edges = exact_linear(place, boxes, self._edges)
-        edges = ttnn.reshape(edges, (1, rows, 1, TILE))
+        edges = ttnn.reshape(edges, (phrases, self._rows, 1, TILE))
         distances = ttnn.subtract(self._coordinates, edges, memory_config=ttnn.L1_MEMORY_CONFIG)
         ttnn.deallocate(edges)
         # sign(d) * log(1 + |d|), in one pass
@@ -180,10 +187,16 @@ class BoxBias:
             self._first.value,
             self._first_bias.value,
             activation="relu",
-            memory=place.memory_for(rows * padded, self._first.value.shape[-1]),
+            memory=place.memory_for(
+                rows * padded,
+                self._first.value.shape[-1],
+                most=HIDDEN_BYTES * place.grid[0] * place.grid[1],
+            ),
         )
         ttnn.deallocate(flat)
-        by_axis = linear(place, hidden, self._second.value, self._second_bias.value)
+        by_axis = linear(
+            place, hidden, self._second.value, self._second_bias.value, buffers=FEW_BUFFERS
+        )
         ttnn.deallocate(hidden)
         by_axis = ttnn.reshape(by_axis, (phrases, self._rows, padded, 2 * self._heads))
         by_head = ttnn.permute(by_axis, (0, 3, 1, 2), memory_config=ttnn.L1_MEMORY_CONFIG)
@@ -201,7 +214,6 @@ class BoxBias:
         together = ttnn.concat(halves, dim=3, memory_config=ttnn.L1_MEMORY_CONFIG)
         for half in halves:
             ttnn.deallocate(half)
-        together = ttnn.multiply(together, self._queries_only, output_tensor=together)
         stacked = ttnn.reshape(together, (1, 1, rows * self._heads, 2 * padded))
         bias = linear(
             place,
@@ -217,22 +229,20 @@ class BoxBias:
 class Layer:
     """Upstream's ``TransformerDecoderLayer.forward``: itself, the phrase, the image, a feed-forward."""
 
-    def __init__(
-        self, place: Placement, scope: Scope, config: Sam3Config, positions: Tensor
-    ) -> None:
-        width, heads = config.model_width, config.heads
-        self._place, self._heads = place, heads
+    def __init__(self, place: Placement, scope: Scope, config: Sam3Config) -> None:
+        width = config.model_width
+        self._place, self._heads = place, config.heads
         own = scope / "self_attn"
-        self._query_key = PackedProjection(place, own, width, (0, 2 * width))
-        self._value = PackedProjection(place, own, width, (2 * width, 3 * width))
+        self._own_heads = HeadsProjection(place, own, config, positions=True)
         self._self_output = Linear(place, own / "out_proj", width, width)
         self._norm2 = LayerNorm(place, scope / "norm2", width)
         self._text = PromptAttention(place, scope / "ca_text", config)
         self._catext_norm = LayerNorm(place, scope / "catext_norm", width)
         image = scope / "cross_attn"
-        self._image_query = PackedProjection(place, image, width, (0, width))
-        self._image_key = PositionedProjection(place, image, config, positions, (width, 2 * width))
-        self._image_value = PackedProjection(place, image, width, (2 * width, 3 * width))
+        self._image_query = PackedProjection(
+            place, image, width, (0, width), scale=query_scale(config)
+        )
+        self._image_heads = HeadsProjection(place, image, config, queries=False, positions=True)
         self._image_output = Linear(place, image / "out_proj", width, width)
         self._norm1 = LayerNorm(place, scope / "norm1", width)
         self._linear1 = Linear(
@@ -254,51 +264,44 @@ class Layer:
         """One layer.
 
         Args:
-            x: (1, 1, phrases * rows, width); consumed.
-            query_positions: the same shape, zero where there is no query.
+            x: (1, 1, phrases * rows, width) float32; consumed.
+            query_positions: the same shape and type, zero where there is no query.
             empty: (1, 1, rows, rows), masks the empty rows as keys.
             prompt, mask: as ``PromptAttention`` takes them.
-            memory: (1, 1, phrases * n, width).
+            memory: (1, 1, phrases * n, 2 * width), fused tokens with their positions beside them.
             bias: (phrases, heads, rows, n).
         """
-        x = self._norm2(added(x, self._self_attention(x, query_positions, empty, mask.shape[0])))
+        x = _normed(self._norm2, x, self._self_attention(x, query_positions, empty, mask.shape[0]))
         placed = ttnn.add(x, query_positions, memory_config=ttnn.L1_MEMORY_CONFIG)
-        x = self._catext_norm(added(x, self._text(placed, prompt, mask)))
-        x = self._norm1(added(x, self._image_attention(x, query_positions, memory, bias)))
+        x = _normed(self._catext_norm, x, self._text(placed, prompt, mask))
+        x = _normed(self._norm1, x, self._image_attention(x, query_positions, memory, bias))
         hidden = self._linear1(x)
         update = self._linear2(hidden)
         ttnn.deallocate(hidden)
-        return self._norm3(added(x, update))
+        return _normed(self._norm3, x, update)
 
     def _self_attention(self, x: Any, query_positions: Any, empty: Any, phrases: int) -> Any:
-        placed = ttnn.add(x, query_positions, memory_config=ttnn.L1_MEMORY_CONFIG)
-        query_key = self._query_key(placed)
+        placed = ttnn.concat([x, query_positions], dim=3, memory_config=ttnn.L1_MEMORY_CONFIG)
+        q, k, v = self._own_heads(placed, phrases)
         ttnn.deallocate(placed)
-        value = self._value(x)
-        together = ttnn.concat([query_key, value], dim=3, memory_config=ttnn.L1_MEMORY_CONFIG)
-        for tensor in (query_key, value):
-            ttnn.deallocate(tensor)
-        rows, wide = together.shape[2] // phrases, together.shape[3]
-        q, k, v = ttnn.experimental.nlp_create_qkv_heads(
-            ttnn.reshape(together, (phrases, 1, rows, wide)),
-            num_heads=self._heads,
-            num_kv_heads=self._heads,
-            transpose_k_heads=False,
-            memory_config=ttnn.L1_MEMORY_CONFIG,
-        )
-        ttnn.deallocate(together)
-        return joined(self._self_output, attention(self._place, q, k, v, mask=empty))
+        heads = attention(self._place, q, k, v, mask=empty, scaled=True)
+        return joined(self._self_output, heads)
 
     def _image_attention(self, x: Any, query_positions: Any, memory: Any, bias: Any) -> Any:
         phrases = bias.shape[0]
         placed = ttnn.add(x, query_positions, memory_config=ttnn.L1_MEMORY_CONFIG)
-        queries = self._image_query(placed)
+        q = split_heads(self._image_query(placed), phrases, self._heads)
         ttnn.deallocate(placed)
-        q = split_heads(queries, phrases, self._heads)
-        k = split_heads(self._image_key(memory, phrases), phrases, self._heads)
-        values = self._image_value(memory)
-        v = split_heads(values, phrases, self._heads)
-        return joined(self._image_output, attention(self._place, q, k, v, mask=bias))
+        k, v = self._image_heads(memory, phrases)
+        return joined(self._image_output, attention(self._place, q, k, v, mask=bias, scaled=True))
+
+
+def _normed(norm: LayerNorm, x: Any, update: Any) -> Any:
+    """norm(x + update); both are consumed."""
+    result = norm(x, update)
+    for tensor in (x, update):
+        ttnn.deallocate(tensor)
+    return result
 
 
 class Decoder:
@@ -308,12 +311,9 @@ class Decoder:
         place: where it runs.
         scope: of upstream's ``transformer.decoder``.
         config: the model's dimensions.
-        positions: (grid * grid, model_width) float32 position encoding of the coarsest level.
     """
 
-    def __init__(
-        self, place: Placement, scope: Scope, config: Sam3Config, positions: Tensor
-    ) -> None:
+    def __init__(self, place: Placement, scope: Scope, config: Sam3Config) -> None:
         width, queries, rows = config.model_width, config.queries, rows_of(config)
         self._place, self._rows = place, rows
         device = place.device
@@ -345,14 +345,13 @@ class Decoder:
         ]
         is_query = torch.zeros(1, 1, rows, width)
         is_query[:, :, :queries] = 1.0
-        self._is_query = constant(device, is_query)
+        self._is_query = constant(device, is_query, dtype=ttnn.float32)
         empty = torch.zeros(1, 1, rows, rows)
         empty[..., queries + 1 :] = MASKED
         self._empty = constant(device, empty)
         self._bias = BoxBias(place, scope, config)
         self.layers = [
-            Layer(place, scope / "layers" / i, config, positions)
-            for i in range(config.decoder_layers)
+            Layer(place, scope / "layers" / i, config) for i in range(config.decoder_layers)
         ]
         self._norm = LayerNorm(place, scope / "norm", width)
         self._box_head = mlp(
@@ -363,11 +362,11 @@ class Decoder:
             place, scope / "presence_token_head" / "layers", width, width, 1, layers=3
         )
 
-    def __call__(self, memory: Any, prompt: Any, mask: Any) -> tuple[Any, Any, Any]:
+    def __call__(self, memory: Any, positions: Any, prompt: Any, mask: Any) -> tuple[Any, Any, Any]:
         """Decode.
 
         Args:
-            memory: (1, 1, phrases * n, width).
+            memory, positions: (1, 1, phrases * n, width), fused tokens and where they are.
             prompt, mask: as ``PromptAttention`` takes them.
 
         Returns:
@@ -380,29 +379,35 @@ class Decoder:
         logits = ttnn.concat(
             [self._logits.value] * phrases, dim=2, memory_config=ttnn.L1_MEMORY_CONFIG
         )
+        placed = self.placed(memory, positions)
         for layer in self.layers:
             boxes = ttnn.sigmoid(logits, memory_config=ttnn.L1_MEMORY_CONFIG)
             query_positions = self.query_positions(boxes, phrases)
             bias = self._bias(boxes, phrases)
             ttnn.deallocate(boxes)
-            x = layer(x, query_positions, self._empty, prompt, mask, memory, bias)
+            x = layer(x, query_positions, self._empty, prompt, mask, placed, bias)
             for tensor in (query_positions, bias):
                 ttnn.deallocate(tensor)
             queries = self._norm(x)
             logits = self.refined(logits, queries)
+        ttnn.deallocate(placed)
         return queries, logits, self.presence(x)
+
+    @staticmethod
+    def placed(memory: Any, positions: Any) -> Any:
+        """Fused tokens with their positions beside them, (1, 1, phrases * n, 2 * width)."""
+        return ttnn.concat([memory, positions], dim=3, memory_config=ttnn.L1_MEMORY_CONFIG)
 
     def presence(self, x: Any) -> Any:
         """(1, 1, phrases * rows, 32) float32: the presence logit in the presence token's row, column 0."""
         return run_mlp(self._presence_head, self._presence_norm(x), float32_output=True)
 
     def query_positions(self, boxes: Any, phrases: int) -> Any:
-        """(1, 1, phrases * rows, 32) float32 boxes -> positions of the queries, zero in the other rows."""
+        """(1, 1, phrases * rows, 32) boxes -> positions of the queries, zero in the other rows; float32."""
         angles = exact_linear(self._place, boxes, self._sine, bias=self._phase)
         sines = ttnn.sin(angles, memory_config=ttnn.L1_MEMORY_CONFIG)
         ttnn.deallocate(angles)
-        sines = ttnn.typecast(sines, ttnn.bfloat16, memory_config=ttnn.L1_MEMORY_CONFIG)
-        positions = run_mlp(self._position_head, sines)
+        positions = run_mlp(self._position_head, sines, float32_output=True)
         _, _, total, width = positions.shape
         positions = ttnn.reshape(positions, (phrases, 1, total // phrases, width))
         positions = ttnn.multiply(positions, self._is_query, output_tensor=positions)

@@ -9,7 +9,7 @@ import ttnn
 from torch.nn.functional import pad
 
 from sam3_ray.backends.blackhole.modules import Convert, Scope, as_row, transposed
-from sam3_ray.backends.blackhole.placement import TILE, Placement
+from sam3_ray.backends.blackhole.placement import CIRCULAR_BUFFER_BYTES, TILE, Placement
 
 LAYER_NORM_EPSILON = 1e-5
 """torch's default, which upstream's norms use but for the ViT's (1e-6)."""
@@ -87,6 +87,7 @@ def linear(
     activation: str | None = None,
     memory: Any = ttnn.L1_MEMORY_CONFIG,
     dtype: Any = ttnn.bfloat16,
+    buffers: int = CIRCULAR_BUFFER_BYTES,
 ) -> Any:
     """``x @ weight + bias`` over the whole grid, (1, 1, n, inputs) -> (1, 1, n, outputs)."""
     rows = math.prod(x.padded_shape[i] for i in range(3))  # each of a batch fills its own tiles
@@ -95,7 +96,11 @@ def linear(
         weight,
         bias=bias,
         program_config=place.matmul_config(
-            rows, x.shape[3], weight.shape[-1], activation=_fused(activation)
+            rows,
+            x.shape[3],
+            weight.shape[-1],
+            activation=_fused(activation),
+            buffers=buffers,
         ),
         compute_kernel_config=place.compute_config,
         memory_config=memory,
@@ -106,16 +111,8 @@ def linear(
 def exact_linear(
     place: Placement, x: Any, matrix: Any, *, bias: Any = None, activation: str | None = None
 ) -> Any:
-    """A float32 product, for coordinates; ttnn chooses how it spreads over the grid."""
-    return ttnn.linear(
-        x,
-        matrix,
-        bias=bias,
-        activation=activation,
-        compute_kernel_config=place.exact_compute_config,
-        memory_config=ttnn.L1_MEMORY_CONFIG,
-        dtype=ttnn.float32,
-    )
+    """The same in float32, for coordinates."""
+    return linear(place.exact, x, matrix, bias, activation=activation, dtype=ttnn.float32)
 
 
 class LayerNorm:
@@ -128,9 +125,11 @@ class LayerNorm:
         self._weight = scope.parameter({"weight": (width,)}, as_row, dtype=ttnn.bfloat16)
         self._bias = scope.parameter({"bias": (width,)}, as_row, dtype=ttnn.bfloat16)
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Any, update: Any = None) -> Any:
+        """Of ``x``, or of ``x + update`` in the same pass; both are left as they are."""
         return ttnn.layer_norm(
             x,
+            residual_input_tensor=update,
             epsilon=self._epsilon,
             weight=self._weight.value,
             bias=self._bias.value,

@@ -42,16 +42,16 @@ class PromptPart:
     """
 
     def __init__(self, place: Placement, scope: Scope, config: Sam3Config) -> None:
+        place = Placement(place.device, place.precision.of_prompt)
         positions = sine_positions(config.grid, config.model_width)
+        self._positions = constant(place.device, positions[None, None])
         transformer = scope / "transformer"
         self._config = config
         self.text_encoder = TextEncoder(place, scope / "backbone" / "language_backbone", config)
-        self.fusion_encoder = FusionEncoder(place, transformer / "encoder", config, positions)
-        self.decoder = Decoder(place, transformer / "decoder", config, positions)
+        self.fusion_encoder = FusionEncoder(place, transformer / "encoder", config)
+        self.decoder = Decoder(place, transformer / "decoder", config)
         self.scoring = Scoring(place, scope / "dot_prod_scoring", config)
-        self.segmentation_head = SegmentationHead(
-            Placement(place.device, place.precision.of_neck), scope / "segmentation_head", config
-        )
+        self.segmentation_head = SegmentationHead(place, scope / "segmentation_head", config)
         one_token = torch.full((1, 1, 1, TILE), MASKED)
         one_token[..., 0] = 0.0
         self._geometry_mask = constant(place.device, one_token)
@@ -107,6 +107,29 @@ class PromptPart:
             ttnn.concat(masks, dim=0, memory_config=memory),
         )
 
+    def features(self, image: list[Any]) -> list[Any]:
+        """What phrases need of an image.
+
+        Args:
+            image: the image part's levels, fine to coarse, and its geometry token. The finer two are
+                consumed.
+
+        Returns:
+            The finest level's share of the pixels in four phases, the next one's, the coarsest level and the
+            geometry token.
+        """
+        finest, middle, coarsest, geometry = image
+        of_middle, of_finest = self.segmentation_head.terms([middle, finest])
+        return [*of_finest, *of_middle, coarsest, geometry]
+
+    def positions(self, phrases: int) -> Any:
+        """(1, 1, phrases * n, width), the image's for each phrase, in DRAM."""
+        if phrases == 1:
+            return self._positions
+        return ttnn.concat(
+            [self._positions] * phrases, dim=2, memory_config=ttnn.DRAM_MEMORY_CONFIG
+        )
+
     def ground(self, level: Any, prompt: Any, mask: Any) -> tuple[Any, Any, Any]:
         """Find instances.
 
@@ -119,8 +142,9 @@ class PromptPart:
             the presence logit in the presence token's row, column 64 a query's class logit; the queries,
             (1, 1, phrases * rows, width); the fused tokens, (1, 1, phrases * n, width).
         """
-        memory = self.fusion_encoder(level, prompt, mask)
-        queries, box_logits, presence = self.decoder(memory, prompt, mask)
+        positions = self.positions(mask.shape[0])
+        memory = self.fusion_encoder(level, positions, prompt, mask)
+        queries, box_logits, presence = self.decoder(memory, positions, prompt, mask)
         scores = self.scoring(queries, prompt, mask)
         boxes = ttnn.sigmoid(box_logits, memory_config=ttnn.L1_MEMORY_CONFIG)
         answers = ttnn.concat([boxes, presence, scores], dim=3, memory_config=ttnn.L1_MEMORY_CONFIG)

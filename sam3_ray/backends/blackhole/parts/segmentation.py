@@ -1,8 +1,8 @@
 """The segmentation head (upstream: ``maskformer_segmentation.UniversalSegmentationHead``).
 
-Pixels are embedded for a phrase once; a mask is the product of a query's embedding with them. The 1x1
-convolution between both (``instance_seg_head``) is applied to the queries instead of the pixels, which are
-four hundred times as many.
+Pixels are embedded for a phrase once, in the order of ``parts.doubled``; a mask is the product of a query's
+embedding with them. The 1x1 convolution between both (``instance_seg_head``) is applied to the queries
+instead of the pixels, which are four hundred times as many.
 """
 
 from __future__ import annotations
@@ -14,6 +14,11 @@ from torch import Tensor
 
 from sam3_ray.backends.blackhole.modules import Scope, as_row
 from sam3_ray.backends.blackhole.parts.attention import PromptAttention
+from sam3_ray.backends.blackhole.parts.doubled import (
+    DoubledConvolution,
+    in_phases,
+    in_reading_order,
+)
 from sam3_ray.backends.blackhole.parts.group_norm import GroupNorm
 from sam3_ray.backends.blackhole.parts.layers import Convolution3x3, LayerNorm, Linear, linear
 from sam3_ray.backends.blackhole.placement import Placement
@@ -24,47 +29,51 @@ STAGES = 2
 
 
 class PixelDecoder:
-    """Fused tokens and the two finer levels -> pixels at the finest level's size."""
+    """Fused tokens and the two finer levels -> pixels at the finest level's size.
+
+    A stage convolves the sum of what comes from below, doubled, and a level. A convolution of a sum is the
+    sum of convolutions: a level's is the same for every phrase, and is made once, with the image.
+    """
 
     def __init__(self, place: Placement, scope: Scope, config: Sam3Config) -> None:
         width, grid = config.model_width, config.grid
-        self._width = width
         self._sizes = [grid * 2**stage for stage in range(STAGES)]
-        self._convolutions = [
-            Convolution3x3(place, scope / "conv_layers" / i, width, 2 * size)
-            for i, size in enumerate(self._sizes)
+        layers = [scope / "conv_layers" / i for i in range(STAGES)]
+        self._of_levels = [
+            Convolution3x3(place, layer, width, 2 * size)
+            for layer, size in zip(layers, self._sizes, strict=True)
+        ]
+        self._of_tokens = [
+            DoubledConvolution(place, layer, width, size)
+            for layer, size in zip(layers, self._sizes, strict=True)
         ]
         self._norms = [
             GroupNorm(place, scope / "norms" / i, width, 2 * size)
             for i, size in enumerate(self._sizes)
         ]
 
-    def __call__(self, coarsest: Any, finer: list[Any]) -> Any:
-        """(1, 1, grid * grid, width), and levels coarse to fine -> (1, 1, 16 * grid * grid, width).
+    def terms(self, finer: list[Any]) -> list[list[Any]]:
+        """What levels, coarse to fine, add to a stage's phases; (1, 1, n / 4, width) each, in DRAM.
 
-        ``coarsest`` is consumed.
+        The levels are consumed.
         """
-        x = coarsest
-        for size, level, convolution, norm in zip(
-            self._sizes, finer, self._convolutions, self._norms, strict=True
-        ):
-            doubled = self._doubled(x, size)
-            ttnn.deallocate(x)
-            summed = ttnn.add(doubled, level, memory_config=ttnn.DRAM_MEMORY_CONFIG)
-            ttnn.deallocate(doubled)
-            x = norm(convolution(summed))
-        return x
+        return [
+            in_phases(convolution(level), size)
+            for level, convolution, size in zip(finer, self._of_levels, self._sizes, strict=True)
+        ]
 
-    def _doubled(self, x: Any, size: int) -> Any:
-        """Every pixel four times, (1, 1, n, width) -> (1, 1, 4 * n, width)."""
-        rows = ttnn.to_layout(x, ttnn.ROW_MAJOR_LAYOUT, memory_config=ttnn.DRAM_MEMORY_CONFIG)
-        image = ttnn.reshape(rows, (1, size, size, self._width))
-        doubled = ttnn.upsample(image, 2, mode="nearest", memory_config=ttnn.DRAM_MEMORY_CONFIG)
-        ttnn.deallocate(image)
-        flat = ttnn.reshape(doubled, (1, 1, 4 * size * size, self._width))
-        tiles = ttnn.to_layout(flat, ttnn.TILE_LAYOUT, memory_config=ttnn.DRAM_MEMORY_CONFIG)
-        ttnn.deallocate(flat)
-        return tiles
+    def __call__(self, coarsest: Any, terms: list[list[Any]]) -> Any:
+        """(1, 1, grid * grid, width), consumed, and ``terms`` -> (1, 1, 16 * grid * grid, width).
+
+        The result is in phase order.
+        """
+        x = ttnn.to_layout(coarsest, ttnn.ROW_MAJOR_LAYOUT, memory_config=ttnn.L1_MEMORY_CONFIG)
+        ttnn.deallocate(coarsest)
+        for stage, (convolution, norm) in enumerate(zip(self._of_tokens, self._norms, strict=True)):
+            if stage:
+                x = in_reading_order(ttnn.relu(x, output_tensor=x), self._sizes[stage - 1])
+            x = norm(convolution(x, terms[stage]))
+        return x
 
 
 class SegmentationHead:
@@ -112,23 +121,39 @@ class SegmentationHead:
             name="mask_constant_bias",
         )
 
-    def pixels(self, memory: Any, prompt: Any, mask: Any, finer: list[Any]) -> Any:
+    def terms(self, finer: list[Any]) -> list[list[Any]]:
+        """The image's share of the pixels: see ``PixelDecoder.terms``."""
+        return self._pixel_decoder.terms(finer)
+
+    def pixels(
+        self, memory: Any, prompt: Any, mask: Any, terms: list[list[Any]], *, output: Any
+    ) -> None:
         """Embed the pixels of one phrase.
 
         Args:
             memory: (1, 1, n, width), the fusion encoder's, of one phrase.
             prompt, mask: of the same phrase, as ``PromptAttention`` takes them.
-            finer: the two finer levels, coarse to fine.
-
-        Returns:
-            (1, 1, mask_size * mask_size, width).
+            terms: of the image.
+            output: (1, 1, width, mask_size * mask_size), where they go: a column for each pixel, in phase
+                order.
         """
         change = self._prompt_attention(self._norm(memory), prompt, mask)
         seen = ttnn.add(change, memory, output_tensor=change)
-        return self._pixel_decoder(seen, finer)
+        pixels = self._pixel_decoder(seen, terms)
+        # As columns once, where each product of masks would turn them.
+        columns = ttnn.transpose(pixels, -2, -1, memory_config=ttnn.L1_MEMORY_CONFIG)
+        ttnn.deallocate(pixels)
+        ttnn.relu(columns, output_tensor=output)
+        ttnn.deallocate(columns)
 
-    def masks(self, queries: Any, pixels: Any) -> Any:
-        """(1, 1, n, width) after the decoder's norm, and pixels -> (1, 1, n, pixels) mask logits."""
+    def masks(self, queries: Any, pixels: Any, *, output: Any) -> None:
+        """Multiply.
+
+        Args:
+            queries: (1, 1, n, width) after the decoder's norm; consumed.
+            pixels: (1, 1, width, pixels).
+            output: (1, 1, n, pixels), where the mask logits go.
+        """
         hidden = queries
         for layer in self._embed:
             hidden = layer(hidden)
@@ -140,20 +165,12 @@ class SegmentationHead:
             self._constant_bias.value,
             dtype=ttnn.float32,
         )
-        products = ttnn.matmul(
-            embedded,
-            pixels,
-            transpose_b=True,
-            compute_kernel_config=self._place.compute_config,
-            memory_config=ttnn.DRAM_MEMORY_CONFIG,
-            dtype=ttnn.bfloat16,
+        products = linear(
+            self._place, embedded, pixels, None, memory=self._place.memory_for(*output.padded_shape)
         )
-        logits = ttnn.add(
-            products, shift, memory_config=ttnn.DRAM_MEMORY_CONFIG, dtype=ttnn.bfloat16
-        )
+        ttnn.add(products, shift, output_tensor=output)
         for tensor in (hidden, embedded, shift, products):
             ttnn.deallocate(tensor)
-        return logits
 
 
 def mask_projection(
