@@ -10,6 +10,7 @@ for each precision.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import tempfile
@@ -42,6 +43,7 @@ def accept(device: Any, precision: str) -> dict[str, Any]:
     from tests.blackhole.placed_model import CACHED_IMAGES, place_model
     from tests.emulation.records import launched_programs
 
+    gc.collect()  # a model before this one and its traces know each other
     model = place_model(device, precision)
     shapes = _image(model)
     model.images.compile()
