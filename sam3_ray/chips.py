@@ -14,6 +14,9 @@ from pathlib import Path
 
 VISIBLE_DEVICES = "TT_VISIBLE_DEVICES"
 
+RAY_RESOURCE = "TTNPU"
+"""Ray's own name for a chip: an actor with one of it gets that chip's TT_VISIBLE_DEVICES."""
+
 NO_CHIPS = "NoDevFiles"
 """A value of TT_VISIBLE_DEVICES that hides every chip (Ray writes it so)."""
 

@@ -76,7 +76,7 @@ class ImageSource:
     """
 
     def __init__(self, given: Any, name: str, digest: str | None = None) -> None:
-        """Use :meth:`of` or :meth:`from_digest`."""
+        """Use :meth:`of`, :meth:`from_file` or :meth:`from_digest`."""
         self.name = name
         self._given = given
         self._digest = digest
@@ -111,6 +111,11 @@ class ImageSource:
             "an image is a path, the bytes of a file, a PIL image, a numpy array or a torch tensor; "
             f"this is a {type(image).__name__}"
         )
+
+    @classmethod
+    def from_file(cls, data: bytes, name: str) -> ImageSource:
+        """The bytes of a file that came from ``name``."""
+        return cls(data, name)
 
     @classmethod
     def from_digest(cls, digest: str) -> ImageSource:
@@ -183,6 +188,27 @@ def load_image(image: ImageLike) -> Uint8Array:
         TypeError, ImageError, OSError: see :meth:`ImageSource.of` and :meth:`ImageSource.pixels`.
     """
     return ImageSource.of(image).pixels()
+
+
+def read_image_file(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of an image's file, not looked into.
+
+    Raises:
+        FileNotFoundError, IsADirectoryError, OSError: it cannot be read.
+        ImageError: an empty path, or a URL.
+    """
+    return _read_file(_checked_path(path))
+
+
+def stored_size(data: bytes) -> tuple[int, int] | None:
+    """(width, height) that an image file's header tells; None where it tells none. Decodes nothing."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            return image.size
+    except Exception:  # noqa: BLE001 - whoever decodes it finds out what is wrong
+        return None
 
 
 def file_digest(data: bytes) -> str:

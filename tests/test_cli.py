@@ -57,7 +57,7 @@ def test_help_loads_nothing_heavy() -> None:
         timeout=TIMEOUT,
         check=True,
     )
-    for command in ("serve", "predict", "chips", "doctor"):
+    for command in ("serve", "predict", "label", "preview", "chips", "doctor"):
         assert command in done.stdout
     loaded = {line.split("|")[-1].strip().split(".")[0] for line in done.stderr.splitlines()}
     assert "argparse" in loaded
@@ -71,7 +71,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"sam3-ray {sam3_ray.__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["serve", "predict", "chips", "doctor"])
+@pytest.mark.parametrize("command", ["serve", "predict", "label", "preview", "chips", "doctor"])
 def test_every_command_has_help_with_examples(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,7 +84,7 @@ def test_every_command_has_help_with_examples(
 
 
 def test_help_says_which_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("serve", "predict"):
+    for command in ("serve", "predict", "label"):
         with pytest.raises(SystemExit):
             main([command, "--help"])
         shown = " ".join(capsys.readouterr().out.split())

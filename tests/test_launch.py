@@ -26,7 +26,8 @@ import yaml
 from PIL import Image, ImageDraw
 
 from sam3_ray.chips import Chip, Holder, Machine
-from sam3_ray.serve.launch import LOOPBACK_VARIABLE, cause_of
+from sam3_ray.local_ray import LOOPBACK_VARIABLE
+from sam3_ray.ray_messages import cause_of
 from sam3_ray.serve.preflight import DEFAULT_VALUES, Launch, Overrides, PreflightError, check
 
 ROOT = Path(__file__).parents[1]

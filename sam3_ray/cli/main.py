@@ -18,6 +18,8 @@ from sam3_ray import __version__
 COMMANDS = {
     "serve": "start the HTTP service on this machine",
     "predict": "find objects in images, here, without a service",
+    "label": "label many images into Parquet, COCO and YOLO, on all chips",
+    "preview": "a contact sheet of labels, as one HTML file",
     "chips": "list the Tenstorrent chips, and enable ETH dispatch on them",
     "doctor": "check this machine: what is here, and what to do about what is not",
 }
@@ -27,6 +29,7 @@ EXAMPLES = """\
 examples:
   sam3-ray serve                                   then open http://127.0.0.1:8000
   sam3-ray predict photo.jpg --prompt "red circle"
+  sam3-ray label pictures/ --prompt car --out labels
   sam3-ray doctor
 
 `sam3-ray COMMAND --help` has a command's options and more examples.

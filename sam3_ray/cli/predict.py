@@ -14,13 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sam3_ray.cli.main import CommandError
-from sam3_ray.prompt import (
-    DEFAULT_MAX_INSTANCES,
-    DEFAULT_THRESHOLD,
-    MAX_INSTANCES_LIMIT,
-    as_prompts,
-    checked_threshold,
-)
+from sam3_ray.cli.options import add_model_arguments, decide_model, phrase, say
 
 if TYPE_CHECKING:
     from sam3_ray.api import Sam3
@@ -54,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-p",
         action="append",
         required=True,
-        type=_phrase,
+        type=phrase,
         dest="prompts",
         metavar="PHRASE",
         help="a noun phrase; may be given several times",
@@ -72,25 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--masks", action="store_true", help="with --json: also the masks, as COCO RLE"
     )
-    parser.add_argument(
-        "--threshold",
-        type=_threshold,
-        default=DEFAULT_THRESHOLD,
-        help="keep instances with a score above it (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--max-instances",
-        type=_instances,
-        default=DEFAULT_MAX_INSTANCES,
-        metavar="N",
-        help="at most so many instances a phrase, highest scores first (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--checkpoint",
-        default="auto",
-        help="auto, demo, a Hub repository such as facebook/sam3, or the path of a sam3.pt (default: auto)",
-    )
-    parser.add_argument("--revision", help="revision of the Hub repository")
+    add_model_arguments(parser)
     parser.add_argument(
         "--backend",
         choices=("auto", "cpu", "blackhole"),
@@ -121,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
         for outcome in _progress(_answers(model, arguments, targets), len(arguments.images)):
             if outcome.error is not None:
                 failed += 1
-                _say(outcome.error)
+                say(outcome.error)
             if arguments.json:
                 documents.append(_document(outcome, arguments.masks))
             elif outcome.error is None:
@@ -129,30 +105,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({**about, "images": documents}, indent=2, ensure_ascii=False))
     if failed:
-        _say(f"{failed} of {len(arguments.images)} images failed")
+        say(f"{failed} of {len(arguments.images)} images failed")
     return 1 if failed else 0
 
 
 def _open_model(arguments: argparse.Namespace) -> tuple[Sam3, dict[str, Any]]:
-    from sam3_ray import chips
     from sam3_ray.errors import CheckpointError, WeightsAccessError, WeightsNotFoundError
-    from sam3_ray.serve.config import ServeConfigError, load_config
-    from sam3_ray.serve.preflight import PreflightError, decide
 
-    try:
-        config = load_config(
-            {
-                "checkpoint": arguments.checkpoint,
-                "revision": arguments.revision,
-                "backend": arguments.backend,
-                "replicas": 1,
-            }
-        )
-        plan, why_demo = decide(config, len(chips.look().visible()))
-    except (PreflightError, ServeConfigError, ValueError) as error:
-        raise CommandError(str(error)) from error
-    if why_demo is not None:
-        _say(f"warning: {why_demo}; this is the demo checkpoint, which only knows coloured shapes")
+    plan = decide_model(arguments, arguments.backend)
     from sam3_ray.api import Sam3
 
     try:
@@ -343,36 +303,3 @@ def _write(text: str) -> None:
     from tqdm import tqdm
 
     tqdm.write(text, file=sys.stdout)
-
-
-def _say(message: str) -> None:
-    from tqdm import tqdm
-
-    tqdm.write(f"sam3-ray: {message}", file=sys.stderr)
-
-
-# -- values of options -----------------------------------------------------------------------------
-
-
-def _phrase(text: str) -> str:
-    try:
-        return as_prompts(text)[0].text
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _threshold(text: str) -> float:
-    try:
-        return checked_threshold(float(text))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _instances(text: str) -> int:
-    try:
-        count = int(text)
-    except ValueError:
-        count = 0
-    if not 1 <= count <= MAX_INSTANCES_LIMIT:
-        raise argparse.ArgumentTypeError(f"must be 1 to {MAX_INSTANCES_LIMIT}, got {text!r}")
-    return count

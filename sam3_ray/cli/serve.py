@@ -77,7 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
     # Before anything else: a stop while modules are imported must not leave a half-started Ray.
     stopper = _Stopper()
     say("checking configuration, chips and weights ...")
-    from sam3_ray.serve.launch import LaunchError, LocalService, keep_ray_on_loopback
+    from sam3_ray.local_ray import keep_ray_on_loopback
+    from sam3_ray.serve.launch import LaunchError, LocalService
 
     keep_ray_on_loopback()
     launch = _check(arguments)

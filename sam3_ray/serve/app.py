@@ -10,9 +10,10 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
+from sam3_ray.chips import RAY_RESOURCE
 from sam3_ray.serve.config import ServeConfig
 from sam3_ray.serve.ingress import REPLICA_DEPLOYMENT, Ingress
-from sam3_ray.serve.plan import CHIP_RESOURCE, Cluster, Plan, resolve
+from sam3_ray.serve.plan import Cluster, Plan, resolve
 from sam3_ray.serve.replica import Sam3Replica
 
 logger = logging.getLogger("sam3_ray")
@@ -41,7 +42,7 @@ def build_app(config: ServeConfig) -> Application:
 
 def deployments(config: ServeConfig, plan: Plan) -> Application:
     """The deployments of a plan."""
-    resources = {CHIP_RESOURCE: plan.chips_per_replica} if plan.chips_per_replica else {}
+    resources = {RAY_RESOURCE: plan.chips_per_replica} if plan.chips_per_replica else {}
     replicas = serve.deployment(
         name=REPLICA_DEPLOYMENT,
         num_replicas=plan.replicas,

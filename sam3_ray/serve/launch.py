@@ -6,11 +6,8 @@ whatever address Serve's HTTP proxy listens on: one machine needs no more.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import logging
 import os
-import re
 import ssl
 import time
 import urllib.request
@@ -21,6 +18,8 @@ from typing import Any
 import psutil
 
 from sam3_ray import chips
+from sam3_ray.local_ray import StartedProcesses, adopt_orphans
+from sam3_ray.ray_messages import cause_of, one_line
 from sam3_ray.serve.preflight import Launch
 from sam3_ray.settings import MIB, settings
 
@@ -29,37 +28,13 @@ STILL_STARTING_S = 30.0
 DRAIN_S = 8.0
 """How long replicas may take to end what they do, and to give their chips back, when asked to stop."""
 
-KILL_AFTER_S = 5.0
-"""How long Ray's processes may take to end by themselves."""
-
-LOOPBACK_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""0: Ray takes the loopback for its node's address, and listens there only. It is Ray's default on macOS and
-Windows, and heeded on Linux (ray/_private/services.py, get_node_ip_address). The argument of ``ray.init``
-will not do: Ray replaces a loopback address given there by the outward one."""
-
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
-_RAISED = re.compile(
-    r"^(?:ray\.exceptions\.)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b(?::.*)?)$"
-)
-_WRAPPERS = ("RayTaskError", "ActorDiedError", "RayActorError", "RuntimeError: Traceback")
-
 
 class LaunchError(Exception):
     """It did not start, or ended by itself. The message is for a person."""
 
 
-def keep_ray_on_loopback() -> None:
-    """Have Ray listen on the loopback only; a value that the user has set stays.
-
-    Ray reads it at its import: call this before anything imports Ray.
-    """
-    os.environ.setdefault(LOOPBACK_VARIABLE, "0")
-
-
 class LocalService:
-    """One Ray and the application in it. Call :func:`keep_ray_on_loopback` first.
+    """One Ray and the application in it. Call ``local_ray.keep_ray_on_loopback`` first.
 
     Args:
         launch: what to start.
@@ -81,7 +56,7 @@ class LocalService:
         self._dashboard = dashboard
         self._metrics_port = metrics_port
         self._deployed = False
-        self._others: set[int] = set()
+        self._processes = StartedProcesses()
         self._essential: list[psutil.Process] = []
         self.log_folder: str | None = None
         """Where Ray and Serve write their logs, once Ray runs."""
@@ -98,8 +73,8 @@ class LocalService:
         Raises:
             LaunchError: with the cause.
         """
-        _adopt_orphans()
-        self._others = {process.pid for process in psutil.Process().children(recursive=True)}
+        adopt_orphans()
+        self._processes = StartedProcesses()
         _prepare_environment(self._launch)
         if not self._verbose:
             _quiet_logging()
@@ -111,7 +86,7 @@ class LocalService:
                 self._end_processes()
                 # Ray gives itself 30 s, which a machine that is busy with other things can miss.
                 if last or "timed out during startup" not in str(error):
-                    raise LaunchError(f"Ray did not start: {_one_line(str(error))}") from error
+                    raise LaunchError(f"Ray did not start: {one_line(str(error))}") from error
                 report("Ray did not start within its 30 s; trying once more")
         self._essential = [
             process for process in self._processes() if _name(process) in ("gcs_server", "raylet")
@@ -247,23 +222,7 @@ class LocalService:
     def _end_processes(self) -> None:
         import ray
 
-        processes = self._processes()
-        try:
-            ray.shutdown()
-            psutil.wait_procs(processes, timeout=KILL_AFTER_S)
-        except KeyboardInterrupt:
-            pass  # whoever asks twice does not want to wait: they are killed
-        # Ends: what is killed starts nothing, and orphans come to this process.
-        while remaining := self._processes():
-            for process in remaining:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(remaining, timeout=KILL_AFTER_S)
-
-    def _processes(self) -> list[psutil.Process]:
-        """All that run because of us: children, their children, and orphans of these."""
-        children = psutil.Process().children(recursive=True)
-        return [process for process in children if process.pid not in self._others]
+        self._processes.end(ray.shutdown)
 
     def _drain(self) -> None:
         from ray import serve
@@ -274,26 +233,6 @@ class LocalService:
             if self._launch.application not in serve.status().applications:
                 return
             time.sleep(POLL_S)
-
-
-def cause_of(message: str) -> str:
-    """The last error of a wall of tracebacks, in one line; the message's last line where there is none."""
-    lines = [line.strip() for line in _ANSI.sub("", message).splitlines() if line.strip()]
-    raised = [found.group(1) for line in lines if (found := _RAISED.match(line))]
-    for line in reversed(raised):
-        if not line.startswith(_WRAPPERS):
-            return line
-    return (raised or lines or [""])[-1]
-
-
-def _adopt_orphans() -> None:
-    """Have processes whose parent ends before them become this process's children, not init's.
-
-    Ray's workers and agents are children of its raylet: should that be killed, they could not be found.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
 def _prepare_environment(launch: Launch) -> None:
@@ -344,15 +283,11 @@ def _waiting_for(application: Any) -> str:
     if application is None:
         return "Serve has not taken the application yet"
     waiting = [
-        f"{name}: {_one_line(one.message) or one.status.value}"
+        f"{name}: {one_line(one.message) or one.status.value}"
         for name, one in application.deployments.items()
         if one.status.value != "HEALTHY"
     ]
-    return "; ".join(waiting) or _one_line(application.message) or str(application.status.value)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(_ANSI.sub("", text).split())
+    return "; ".join(waiting) or one_line(application.message) or str(application.status.value)
 
 
 def _name(process: psutil.Process) -> str:

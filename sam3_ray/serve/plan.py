@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Literal
 
 from sam3_ray.checkpoint import Checkpoint, find_checkpoint
+from sam3_ray.chips import RAY_RESOURCE
 from sam3_ray.errors import DemoCheckpointWarning, WeightsAccessError, WeightsNotFoundError
 from sam3_ray.serve.config import ServeConfig, ServeConfigError
 from sam3_ray.settings import DEMO_REPO_ID, REPO_ID
-
-CHIP_RESOURCE = "TTNPU"
-"""Ray's own name for a Tenstorrent chip."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Cluster:
         total: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
         nodes: list[float] = [node["Resources"].get("CPU", 0.0) for node in alive]
-        return cls(int(total.get(CHIP_RESOURCE, 0)), total.get("CPU", 0.0), max(nodes, default=0.0))
+        return cls(int(total.get(RAY_RESOURCE, 0)), total.get("CPU", 0.0), max(nodes, default=0.0))
 
     @classmethod
     def of_this_machine(cls, chips: int) -> Cluster:
@@ -98,7 +96,7 @@ def resolve(config: ServeConfig, cluster: Cluster) -> Plan:
         replicas = cluster.chips if backend == "blackhole" else 1
     if backend == "blackhole" and replicas > cluster.chips:
         raise ServeConfigError(
-            f"replicas is {replicas}, but the Ray cluster has {cluster.chips} chips ({CHIP_RESOURCE}); "
+            f"replicas is {replicas}, but the Ray cluster has {cluster.chips} chips ({RAY_RESOURCE}); "
             "one replica is one chip"
         )
     if isinstance(config.cpus_per_replica, float):
@@ -131,7 +129,7 @@ def _backend(config: ServeConfig, cluster: Cluster) -> Literal["cpu", "blackhole
         return "blackhole" if cluster.chips else "cpu"
     if config.backend == "blackhole" and not cluster.chips:
         raise ServeConfigError(
-            f"backend is blackhole, but the Ray cluster has no chip (no {CHIP_RESOURCE} resource); "
+            f"backend is blackhole, but the Ray cluster has no chip (no {RAY_RESOURCE} resource); "
             "`sam3-ray doctor` tells what is here"
         )
     return config.backend

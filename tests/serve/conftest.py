@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sam3_ray.serve.launch import keep_ray_on_loopback
+from sam3_ray.local_ray import keep_ray_on_loopback
 from tests.demo_scenes import Scene, scenes
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"

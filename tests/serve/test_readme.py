@@ -107,6 +107,9 @@ def test_an_example_runs(block: Block, service: httpx.Client, tmp_path: Path) ->
         found = {result["prompt"]: result["num_instances"] for result in answer["results"]}
         assert found.pop("car", 0) == 0
         assert all(count > 0 for count in found.values()), found
+    if "sam3-ray label" in text:
+        assert '"finished": true' in (tmp_path / "labels" / "manifest.json").read_text()
+        assert "data:image/jpeg" in (tmp_path / "labels" / "preview.html").read_text()
     written = {path.name for path in tmp_path.iterdir()} - {"examples", ".venv", script.name}
     assert ("overlay.png" in written) == ("overlay.png" in text)
     ignored = (ROOT / ".gitignore").read_text().split()

@@ -1,0 +1,145 @@
+"""The folder of a run: finished shards, and the batches of those that are not.
+
+A shard is done when both its files are in place, ``errors/part-N.parquet`` and ``labels/part-N.parquet``;
+each is renamed there whole. Until then every batch that comes in is a file in ``unfinished/``, so that a run
+that is killed has at most the batches at work to do again.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sam3_ray.data.files import replace_file
+from sam3_ray.data.plan import Shard
+from sam3_ray.data.schema import (
+    ERRORS_FILE_SCHEMA,
+    PLANNED,
+    MaskFormat,
+    label_schema,
+    labels_file_schema,
+)
+
+LABELS = "labels"
+ERRORS = "errors"
+_UNFINISHED = "unfinished"
+
+
+class RunFolder:
+    """Where a run writes.
+
+    Args:
+        folder: it.
+        masks: form of the masks, which decides the schema.
+    """
+
+    def __init__(self, folder: Path, masks: MaskFormat) -> None:
+        self.folder = folder
+        self._masks: MaskFormat = masks
+        self._schema = label_schema(masks, PLANNED)
+        self._images: dict[int, int] = {}
+
+    def part(self, kind: str, number: int) -> Path:
+        """The file of a shard: ``kind`` is ``labels`` or ``errors``."""
+        return self.folder / kind / f"part-{number:05d}.parquet"
+
+    def is_done(self, shard: Shard) -> bool:
+        """Whether both its files are in place."""
+        return all(self.part(kind, shard.number).is_file() for kind in (LABELS, ERRORS))
+
+    def remaining(self, shard: Shard) -> list[tuple[int, str]]:
+        """(image_id, path) of the images that are in no batch yet."""
+        if self.is_done(shard):
+            return []
+        done = {
+            image_id
+            for table in self._batches(shard.number, ["image_id"])
+            for image_id in table["image_id"].to_pylist()
+        }
+        self._images[shard.number] = len(done)
+        return [(image_id, path) for image_id, path in shard.images() if image_id not in done]
+
+    def add(self, shard: Shard, batch: pa.Table) -> None:
+        """Keep a batch of a shard's images; the last one finishes the shard.
+
+        Args:
+            shard: whose ``remaining`` has been asked.
+            batch: rows of ``label_schema`` with the columns ``PLANNED``.
+        """
+        batch = batch.cast(self._schema)
+        first = pc.min(batch["image_id"]).as_py()
+        path = self._unfinished(shard.number) / f"{first:010d}.parquet"
+        replace_file(path, lambda unfinished: pq.write_table(batch, unfinished))
+        self._images[shard.number] += len(batch)
+        if self._images[shard.number] == len(shard):
+            self.finish(shard)
+
+    def finish(self, shard: Shard) -> None:
+        """Write a shard's two files from its batches, sorted by ``image_id``.
+
+        Raises:
+            RuntimeError: the batches are not exactly the shard's images.
+        """
+        table = pa.concat_tables(
+            [self._schema.empty_table(), *self._batches(shard.number)]
+        ).sort_by("image_id")
+        if table["image_id"].to_pylist() != [image_id for image_id, _ in shard.images()]:
+            raise RuntimeError(
+                f"{self._unfinished(shard.number)} does not hold the images of shard {shard.number}; "
+                "delete that folder and run again"
+            )
+        failed = pc.is_valid(table["error"])
+        bad = table.filter(failed)
+        errors = pa.table(
+            [
+                *(bad[field.name] for field in PLANNED),
+                *(pc.struct_field(bad["error"], name) for name in ("kind", "message")),
+            ],
+            schema=ERRORS_FILE_SCHEMA,
+        )
+        labels = table.filter(pc.invert(failed)).drop_columns(["error"])
+        labels = labels.cast(labels_file_schema(self._masks))
+        for kind, rows in ((ERRORS, errors), (LABELS, labels)):
+            replace_file(
+                self.part(kind, shard.number),
+                lambda path, rows=rows: pq.write_table(rows, path, compression="zstd"),  # type: ignore[misc]
+            )
+        shutil.rmtree(self._unfinished(shard.number), ignore_errors=True)
+
+    def clean(self) -> None:
+        """Take away what only an unfinished run needs."""
+        shutil.rmtree(self.folder / _UNFINISHED, ignore_errors=True)
+
+    def counts(self, shard: Shard) -> tuple[int, int]:
+        """(instances, errors) of what there is of a shard."""
+        if self.is_done(shard):
+            labels = pq.read_table(self.part(LABELS, shard.number), columns=["instances"])
+            errors = pq.read_metadata(self.part(ERRORS, shard.number)).num_rows
+            return instances_in(labels), errors
+        batches = list(self._batches(shard.number, ["instances", "error"]))
+        return (
+            sum(map(instances_in, batches)),
+            sum(len(batch) - batch["error"].null_count for batch in batches),
+        )
+
+    def _unfinished(self, number: int) -> Path:
+        return self.folder / _UNFINISHED / f"part-{number:05d}"
+
+    def _batches(self, number: int, columns: list[str] | None = None) -> Iterator[pa.Table]:
+        for path in sorted(self._unfinished(number).glob("[0-9]*.parquet")):
+            yield pq.read_table(path, columns=columns)
+
+
+def instances_in(table: pa.Table) -> int:
+    """Instances of all rows."""
+    return pc.sum(pc.list_value_length(table["instances"])).as_py() or 0
+
+
+def label_files(folder: Path) -> list[Path]:
+    """The labels of a run, in the order of their images."""
+    return sorted((folder / LABELS).glob("part-*.parquet"))

@@ -1,0 +1,192 @@
+"""What is to be labelled: a folder, a glob, a list of paths, a Parquet table, here or behind a URI."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import itertools
+import os
+import posixpath
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from sam3_ray.data.reading import BYTES_COLUMN, is_uri, open_uri, row_name
+
+PICTURE_SUFFIXES = frozenset(
+    "." + name
+    for name in "png jpg jpeg jpe jfif webp avif tif tiff gif bmp ppm pgm pbm pnm".split()  # noqa: SIM905
+)
+"""Of a folder or glob, these files are inputs: the formats of ``sam3_ray.images.FORMATS``."""
+
+LIST_SUFFIXES = frozenset((".txt", ".lst"))
+TABLE_SUFFIXES = frozenset((".parquet", ".pq"))
+_MAGIC = frozenset("*?[")
+
+
+class SourceError(ValueError):
+    """A source that is not there, has nothing to label, or cannot be read as what it is."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a source has.
+
+    Attributes:
+        source: it, with a local path made absolute.
+        paths: of every image, each once, in the order of the plan.
+        other_files: files of a folder or glob that are no pictures by their name.
+    """
+
+    source: str
+    paths: tuple[str, ...]
+    other_files: int = 0
+
+
+def list_inputs(source: str | os.PathLike[str], *, exclude: Path | None = None) -> Inputs:
+    """Look what there is.
+
+    Args:
+        source: a folder (its folders too; not what is hidden), a glob, a text file with a path or URI a
+            line, a Parquet table with a column ``path`` or ``bytes``, a single picture; or a URI of these.
+        exclude: a folder that is left out: the output may lie inside of the source.
+
+    Raises:
+        SourceError: as the class says.
+    """
+    text = os.fspath(source)
+    if not text.strip():
+        raise SourceError("the source is empty: give a folder, a glob, a list or a Parquet table")
+    if not is_uri(text):
+        text = os.path.abspath(os.path.expanduser(text))
+    try:
+        files = sorted(_uri_files(text) if is_uri(text) else _local_files(text, exclude))
+        found = _inputs(text, files)
+    except SourceError:
+        raise
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise SourceError(f"{text} cannot be read: {error}") from error
+    for path in found.paths:
+        try:
+            path.encode()
+        except UnicodeEncodeError:
+            raise SourceError(f"a file's name is no text: {path!r}; rename it") from None
+    if not found.paths:
+        others = f" ({found.other_files} other files)" if found.other_files else ""
+        raise SourceError(f"{text} has nothing to label{others}")
+    return found
+
+
+def _inputs(source: str, files: list[str]) -> Inputs:
+    suffixes = {_suffix(file) for file in files}
+    if files and suffixes <= TABLE_SUFFIXES:
+        return Inputs(source, tuple(_once(p for file in files for p in _table_inputs(file))))
+    if files == [source] and suffixes <= LIST_SUFFIXES:
+        return Inputs(source, tuple(sorted(_once(_listed(source)))))
+    pictures = [file for file in files if _suffix(file) in PICTURE_SUFFIXES]
+    return Inputs(source, tuple(pictures), len(files) - len(pictures))
+
+
+def _local_files(path: str, exclude: Path | None) -> Iterator[str]:
+    if os.path.isdir(path):
+        left_out = None if exclude is None else os.path.realpath(exclude)
+        for folder, folders, files in os.walk(path):
+            folders[:] = [
+                name
+                for name in folders
+                if not name.startswith(".")
+                and os.path.realpath(os.path.join(folder, name)) != left_out
+            ]
+            yield from (os.path.join(folder, name) for name in files if name[0] != ".")
+    elif os.path.exists(path):
+        yield path
+    elif _MAGIC & set(path):
+        yield from filter(os.path.isfile, glob.iglob(path, recursive=True))
+    else:
+        raise SourceError(f"{path} is not there")
+
+
+def _uri_files(uri: str) -> Iterator[str]:
+    before = uri[: min((uri.find(c) for c in _MAGIC if c in uri), default=len(uri))]
+    base = uri if before == uri else before.rpartition("/")[0]
+    system, inner = open_uri(base)
+    info = system.get_file_info(inner)
+    if info.type == fs.FileType.NotFound:
+        raise SourceError(f"{uri} is not there")
+    if info.type == fs.FileType.File:
+        yield uri
+        return
+    prefix = base.rstrip("/")
+    for entry in system.get_file_info(fs.FileSelector(inner, recursive=True)):
+        rest = entry.path[len(inner.rstrip("/")) :].lstrip("/")
+        hidden = any(part.startswith(".") for part in rest.split("/"))
+        full = f"{prefix}/{rest}"
+        wanted = before == uri or fnmatch.fnmatchcase(full, uri)
+        if entry.type == fs.FileType.File and wanted and not hidden:
+            yield full
+
+
+def _listed(path: str) -> Iterator[str]:
+    """The lines of a list; what is relative is so to the current folder, as shells have it."""
+    if is_uri(path):
+        system, inner = open_uri(path)
+        with system.open_input_stream(inner) as stream:
+            text = stream.read().decode()
+    else:
+        text = Path(path).read_text(encoding="utf-8")
+    for line in text.splitlines():
+        if line.strip():
+            yield _absolute(line.strip())
+
+
+def _table_inputs(file: str) -> Iterator[str]:
+    system, inner = open_uri(file) if is_uri(file) else (fs.LocalFileSystem(), file)
+    with pq.ParquetFile(system.open_input_file(inner)) as table:
+        names = table.schema_arrow.names
+        if "path" in names:
+            for batch in table.iter_batches(columns=["path"]):
+                for path in batch.column(0).to_pylist():
+                    if not isinstance(path, str):
+                        raise SourceError(f"{file}: a path is {path!r}, no text")
+                    yield _absolute(path)
+        elif BYTES_COLUMN in names:
+            yield from (row_name(file, row) for row in range(table.metadata.num_rows))
+        else:
+            raise SourceError(
+                f"{file} has neither a column `path` nor `{BYTES_COLUMN}`, but {', '.join(names)}"
+            )
+
+
+def _absolute(path: str) -> str:
+    return path if is_uri(path) else os.path.abspath(os.path.expanduser(path))
+
+
+def _once(paths: Iterable[str]) -> Iterator[str]:
+    return iter(dict.fromkeys(paths))
+
+
+def _suffix(path: str) -> str:
+    return posixpath.splitext(path)[1].lower()
+
+
+def common_root(source: str, paths: Iterable[str]) -> str:
+    """The folder that names of images can be told from: the source's, else what all paths share; or ''."""
+    if not is_uri(source) and os.path.isdir(source):
+        return source
+    folders = {tuple(path.split("/")[:-1]) for path in paths}
+    first, last = min(folders, default=()), max(folders, default=())  # what these share, all do
+    shared = list(
+        itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    )
+    root = "/".join(part for part, _ in shared)
+    return "" if root.endswith(":/") else root
+
+
+def short_name(path: str, root: str) -> str:
+    """A path as seen from the root; whole where it is not below."""
+    inside = root and path.startswith(f"{root.rstrip('/')}/")
+    return path[len(root.rstrip("/")) + 1 :] if inside else path
