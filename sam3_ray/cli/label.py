@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sam3_ray.cli.main import CommandError
-from sam3_ray.cli.options import add_model_arguments, decide_model, phrase, say
+from sam3_ray.cli.options import add_model_arguments, add_prompt_argument, decide_model, say
 
 if TYPE_CHECKING:
     from sam3_ray.data import LabelSummary, Progress
@@ -46,16 +46,7 @@ WRONG_USE = 2
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("source", metavar="SOURCE", help="what to label")
-    parser.add_argument(
-        "--prompt",
-        "-p",
-        action="append",
-        required=True,
-        type=phrase,
-        dest="prompts",
-        metavar="PHRASE",
-        help="a noun phrase; may be given several times, and is a category of the COCO file",
-    )
+    add_prompt_argument(parser, help_more=", and is a category of the COCO file")
     parser.add_argument(
         "--out", "-o", required=True, type=Path, metavar="DIR", help="the folder to write"
     )

@@ -19,6 +19,20 @@ if TYPE_CHECKING:
     from sam3_ray.serve.plan import Plan
 
 
+def add_prompt_argument(parser: argparse.ArgumentParser, *, help_more: str = "") -> None:
+    """``--prompt``, as often as wanted; ``prompts`` is a list of phrases."""
+    parser.add_argument(
+        "--prompt",
+        "-p",
+        action="append",
+        required=True,
+        type=phrase,
+        dest="prompts",
+        metavar="PHRASE",
+        help=f"a noun phrase; may be given several times{help_more}",
+    )
+
+
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """What is kept of the answers, and which weights give them."""
     parser.add_argument(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sam3_ray.cli.main import CommandError
-from sam3_ray.cli.options import add_model_arguments, decide_model, phrase, say
+from sam3_ray.cli.options import add_model_arguments, add_prompt_argument, decide_model, say
 
 if TYPE_CHECKING:
     from sam3_ray.api import Sam3
@@ -43,16 +43,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="image files")
-    parser.add_argument(
-        "--prompt",
-        "-p",
-        action="append",
-        required=True,
-        type=phrase,
-        dest="prompts",
-        metavar="PHRASE",
-        help="a noun phrase; may be given several times",
-    )
+    add_prompt_argument(parser)
     parser.add_argument(
         "-o",
         "--output",

@@ -86,7 +86,7 @@ class Placement:
     @cached_property
     def exact_compute_config(self) -> Any:
         """For what is cheap and must not lose bits: norms, rotations."""
-        return self._compute_config("HiFi4", wide_accumulation=True)
+        return self.exact.compute_config
 
     def matmul_config(
         self,

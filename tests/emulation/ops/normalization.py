@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from tests.emulation.errors import EmulationError
 from tests.emulation.formats import Fidelity, product
 from tests.emulation.ops.registry import Arithmetic, value_of
 
@@ -125,7 +126,7 @@ def scale_mask_softmax_in_place(
 ) -> torch.Tensor:
     """Scaled, a mask of one row for each of the batch added, and the softmax of it."""
     if is_causal_mask:
-        raise NotImplementedError("a causal mask: only one row for each of the batch is known here")
+        raise EmulationError("a causal mask: only one row for each of the batch is known here")
     value = input_tensor.float()
     if scale is not None:
         value = value * scale
