@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from PIL import Image
 from sam3_ray.data import LabelSummary, Progress, Sam3Labeler, label_images
 from sam3_ray.data.files import FolderInUseError, only_run_in
 from sam3_ray.data.manifest import ArgumentsDifferError, ManifestError
+from sam3_ray.data.output import RunFolder
+from sam3_ray.data.plan import read_plan
 from sam3_ray.data.progress import TooManyErrorsError
 from sam3_ray.data.run import LabellingError
 from sam3_ray.data.schema import ERRORS_FILE_SCHEMA, labels_file_schema
@@ -152,27 +155,33 @@ def test_an_actor_that_is_killed_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_what_is_left_between_batches_and_files_is_used(tmp_path: Path) -> None:
-    """A folder as SIGKILL leaves it: a shard with batches, one with one of its two files."""
+    """A folder as SIGKILL leaves it: a shard with one of its two files, one with a batch and half of one."""
     folder, out = tmp_path / "pictures", tmp_path / "out"
-    for number in range(12):
-        draw(folder / f"{number:02d}.png", number)
+    paths = [str(draw(folder / f"{number:02d}.png", number)) for number in range(12)]
 
     def stop(progress: Progress) -> None:
-        if progress.done >= 6:
-            raise KeyboardInterrupt
+        raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         label(folder, out, shard_size=5, on_progress=stop)
     assert json.loads((out / "manifest.json").read_text())["finished"] is False
-    for path in (out / "labels").glob("*"):
-        path.unlink()  # its errors are in place
-    (out / "unfinished" / "part-00001" / ".0000000006.parquet.unfinished").write_bytes(b"half")
-    label(folder, out, shard_size=5)
+    # Which batches came before the interrupt is Ray's to choose: what is left is laid out by hand.
+    for kind in ("labels", "errors", "unfinished"):
+        shutil.rmtree(out / kind, ignore_errors=True)
     alone = Sam3Labeler(["car", "dog"], keep=["image_id", "path"], open_engine=open_simulated())
-    paths = [str(path) for path in sorted(folder.iterdir())]
-    expected = alone(pa.table({"image_id": range(1, 13), "path": paths})).drop_columns(["error"])
-    assert rows(out) == expected.to_pylist()
+    expected = alone(pa.table({"image_id": range(1, 13), "path": paths}))
     alone.close()
+    first, second, _ = read_plan(out).shards
+    left = RunFolder(out, "rle")
+    for shard, rows_there in ((first, 5), (second, 2)):
+        assert len(left.remaining(shard)) == 5
+        left.add(shard, expected.slice(shard.first_id - 1, rows_there))
+    left.part("labels", first.number).unlink()  # its errors are in place
+    [batch] = (out / "unfinished" / "part-00001").iterdir()
+    batch.with_name(".0000000008.parquet.unfinished").write_bytes(b"half")
+
+    assert label(folder, out, shard_size=5).new_images == 10  # but for the second's batch
+    assert rows(out) == expected.drop_columns(["error"]).to_pylist()
 
 
 def test_max_errors_stops_a_run_that_is_mostly_errors(tmp_path: Path) -> None:
