@@ -47,6 +47,8 @@ class DeviceWatch:
         self._running: tuple[float, int] | None = None
         self._recent_s: deque[float] = deque(maxlen=RECENT_CALLS)
         self._calls = 0
+        self._requests = 0
+        self._seconds = 0.0
         self._failed_images: set[str] = set()
 
     @contextmanager
@@ -61,6 +63,8 @@ class DeviceWatch:
             with self._lock:
                 self._running = None
                 self._calls += 1
+                self._requests += max(1, requests)
+                self._seconds += self._clock() - started
                 if self._calls > 1:  # the first one compiles
                     self._recent_s.append((self._clock() - started) / max(1, requests))
 
@@ -80,6 +84,12 @@ class DeviceWatch:
         """Age of the running call in seconds; 0 when the device is idle."""
         with self._lock:
             return 0.0 if self._running is None else self._clock() - self._running[0]
+
+    @property
+    def totals(self) -> tuple[int, int, float]:
+        """Calls that have ended, their requests, and the seconds they took."""
+        with self._lock:
+            return self._calls, self._requests, self._seconds
 
     def canary(self, verdict: str | None) -> None:
         """What was wrong with the device's last answer to the canary; None where it was right."""

@@ -63,6 +63,7 @@ class Sam3Replica:
         self._metrics = ReplicaMetrics(self._chip)
         self._max_mask_pixels = config.max_mask_pixels or settings().max_mask_pixels
         self._watch = DeviceWatch(config.device_call_limit_s, limit_s=config.chip_timeout_s)
+        self._counted = (0, 0, 0.0)
         self._incidents = Incidents(_session_folder(), slot)
         self._host = ThreadPoolExecutor(HOST_THREADS, thread_name_prefix="sam3-host")
         self._parked: str | None = None
@@ -235,6 +236,11 @@ class Sam3Replica:
 
     def record_routing_stats(self) -> dict[str, Any]:
         """For the router, every ten seconds."""
+        self._metrics.parked(self._parked is not None)
+        calls, requests, seconds = self._watch.totals
+        was = self._counted
+        self._counted = (calls, requests, seconds)
+        self._metrics.device(calls - was[0], requests - was[1], seconds - was[2])
         if self._model is None:
             return {}
         cache = self._model.engine.stats()["image_cache"]
