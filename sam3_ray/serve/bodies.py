@@ -142,13 +142,13 @@ def _prompts(prompts: Sequence[str | PromptBody], limits: Limits) -> tuple[Promp
                 f"prompts[{i}]",
                 f"{len(text)} characters; at most {MAX_PHRASE_CHARACTERS} in a phrase",
             )
-        control = next((c for c in text if category(c) == "Cc" and not c.isspace()), None)
-        if control is not None:
-            raise invalid(f"prompts[{i}]", f"holds the control character U+{ord(control):04X}")
         try:
             checked.append(Prompt(text, threshold))
         except (TypeError, ValueError) as error:
             raise invalid(f"prompts[{i}]", str(error)) from error
+        control = next((c for c in text if category(c) == "Cc" and not c.isspace()), None)
+        if control is not None:
+            raise invalid(f"prompts[{i}]", f"holds the control character U+{ord(control):04X}")
     return tuple(checked)
 
 
