@@ -174,7 +174,7 @@ class Engine:
     def _lookup(self, source: ImageSource) -> _Image | None:
         """The image where it needs no decoding: its features are cached, or it was preloaded."""
         if source.digest is not None:
-            key = self._pixel_keys.get(source.digest)
+            key = self._pixel_keys.get(source.namespace + source.digest)
             cached = None if key is None else self._images.peek(key)
             if key is not None and cached is not None:
                 return _Image(key, cached.height, cached.width, None, 0.0)
@@ -184,7 +184,7 @@ class Engine:
     def _load(self, source: ImageSource) -> _Image:
         started = time.perf_counter()
         pixels = source.pixels()
-        key = pixel_digest(pixels)
+        key = source.namespace + pixel_digest(pixels)
         prepared = None if key in self._images else self.backend.prepare(pixels)
         image = _Image(key, pixels.shape[0], pixels.shape[1], prepared, _ms_since(started))
         with self._preloaded_lock:
@@ -219,7 +219,7 @@ class Engine:
         if keep and image.key in self._images:
             for source in sources:
                 if source.digest is not None:
-                    self._pixel_keys.put(source.digest, image.key)
+                    self._pixel_keys.put(source.namespace + source.digest, image.key)
         with self._preloaded_lock:
             for source in sources:
                 self._preloaded.pop(source, None)

@@ -73,11 +73,14 @@ class ImageSource:
 
     Attributes:
         name: what to call it in a message: the path, ``bytes``, ``PIL image``, ``array``, ``tensor``.
+        namespace: what its features are cached under beside their digest: nobody finds them from another
+            namespace, not even with the same picture.
     """
 
     def __init__(self, given: Any, name: str, digest: str | None = None) -> None:
         """Use :meth:`of`, :meth:`from_file` or :meth:`from_digest`."""
         self.name = name
+        self.namespace = ""
         self._given = given
         self._digest = digest
         self._pixels: Uint8Array | None = None

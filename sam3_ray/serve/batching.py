@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from ray import serve
@@ -93,6 +93,20 @@ class DeviceQueue:
     def _ground(self, requests: Sequence[Request]) -> list[Grounded]:
         with self._watch.call(len(requests)):
             return self._engine.ground(requests)
+
+    @property
+    def idle(self) -> bool:
+        """Whether the device has nothing to do."""
+        return self._device_free.is_set()
+
+    def on_device[Value](self, step: Callable[[], Value]) -> Future[Value]:
+        """Run something on the device's own thread, watched as a call of one request."""
+
+        def watched() -> Value:
+            with self._watch.call(1):
+                return step()
+
+        return self._device.submit(watched)
 
     def close(self) -> None:
         """Wait for the running device call and end the thread."""

@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+from unicodedata import category
 from urllib.parse import parse_qsl
 
 from pydantic import ValidationError
@@ -145,6 +146,9 @@ def _prompts(prompts: Sequence[str | PromptBody], limits: Limits) -> tuple[Promp
             checked.append(Prompt(text, threshold))
         except (TypeError, ValueError) as error:
             raise invalid(f"prompts[{i}]", str(error)) from error
+        control = next((c for c in text if category(c) == "Cc" and not c.isspace()), None)
+        if control is not None:
+            raise invalid(f"prompts[{i}]", f"holds the control character U+{ord(control):04X}")
     return tuple(checked)
 
 

@@ -13,11 +13,23 @@ from sam3_ray.settings import MAX_PROMPTS_LIMIT
 CONCURRENT_BATCHES = 2
 """Batches of a replica at a time: one on the device, and what did not fit into it."""
 
+CHIP_NAMES = ("{device}", "{pci_address}")
+"""What of a reset command stands for the chip."""
+
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class ServeConfigError(ValueError):
     """A configuration that cannot be served; the message is one line, for a person."""
+
+
+def check_reset_command(command: str) -> None:
+    """Raise ValueError where a reset command names no chip: it would reset every chip of the machine."""
+    if not any(name in command for name in CHIP_NAMES):
+        raise ValueError(
+            f"reset_command {command!r} names no chip, so it would reset all of them; put "
+            f"{' or '.join(CHIP_NAMES)} where the chip belongs, as in 'tt-smi -r {{device}}'"
+        )
 
 
 class ServeConfig(BaseModel):
@@ -103,6 +115,28 @@ class ServeConfig(BaseModel):
         description="A device call may always take this long for each of its requests before the replica "
         "counts as unhealthy.",
     )
+    chip_timeout_s: PositiveSeconds | None = Field(
+        default=None,
+        description="A device call that takes longer has hung: the replica ends itself, the chip is reset "
+        "where reset_command is set, and opened once more. Default: ten times the 99th percentile of calls "
+        "so far, at least device_call_limit_s; the first call is exempt unless this key is set.",
+    )
+    reset_command: str | None = Field(
+        default=None,
+        description="Resets one chip that has hung, such as 'tt-smi -r {device}'; must name that chip: "
+        "{device} is its number in /dev/tenstorrent, {pci_address} its address. Default: no chip is reset.",
+    )
+    canary_every_s: PositiveSeconds = Field(
+        default=60.0,
+        description="An idle device answers a picture with a known answer this often; where the answer is "
+        "wrong, the replica counts as unhealthy.",
+    )
+    api_keys_file: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A file of bearer keys, `name: key` a line; requests without one get 401. Default: "
+        "everyone who reaches the service may use it.",
+    )
     num_fallbacks: int = Field(
         default=2,
         ge=0,
@@ -125,6 +159,12 @@ class ServeConfig(BaseModel):
                     f"unknown key {name!r}{hint} (known: {', '.join(cls.model_fields)})"
                 )
         return values
+
+    @model_validator(mode="after")
+    def _one_chip_is_reset(self) -> Self:
+        if self.reset_command is not None:
+            check_reset_command(self.reset_command)
+        return self
 
     @model_validator(mode="after")
     def _batches_fit(self) -> Self:

@@ -123,9 +123,10 @@ def encode_answer(
         },
     }
     body = json.dumps(payload, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    log = {name: payload[name] for name in ("replica", "chip", "cached", "timing_ms")}
     if job.gzip and len(body) >= _GZIP_FROM_BYTES:
-        return Reply(gzip.compress(body, _GZIP_LEVEL, mtime=0), "gzip")
-    return Reply(body)
+        return Reply(gzip.compress(body, _GZIP_LEVEL, mtime=0), "gzip", log)
+    return Reply(body, log=log)
 
 
 def next_step(steps: Generator[None, None, Reply]) -> Reply | None:

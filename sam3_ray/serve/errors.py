@@ -20,6 +20,8 @@ class ProblemType(Enum):
     UNPARSEABLE_BODY = ("unparseable-body", 400, "The body cannot be parsed")
     INVALID_BASE64 = ("invalid-base64", 400, "The image is not base64")
     NO_IMAGE = ("no-image", 400, "No image")
+    UNAUTHORIZED = ("unauthorized", 401, "A key is needed")
+    FORBIDDEN = ("forbidden", 403, "The key may not do this")
     NOT_FOUND = ("not-found", 404, "No such resource")
     IMAGE_NOT_CACHED = ("image-not-cached", 404, "The image is not in the cache; send it")
     METHOD_NOT_ALLOWED = ("method-not-allowed", 405, "Method not allowed")
@@ -34,6 +36,7 @@ class ProblemType(Enum):
     )
     NOT_AN_IMAGE = ("not-an-image", 415, "The file is not an image that is read")
     INVALID_REQUEST = ("invalid-request", 422, "The request is not valid")
+    IMAGE_REFUSED = ("image-refused", 422, "The image has ended replicas and is refused")
     INTERNAL = ("internal-error", 500, "The server failed")
     OVER_CAPACITY = ("over-capacity", 503, "Over capacity; try again")
     NO_REPLICA = ("no-replica", 503, "No replica can answer now; try again")
@@ -89,6 +92,8 @@ class Problem:
 
     def headers(self) -> dict[str, str]:
         """Headers that go with it, ``Content-Type`` not among them."""
+        if self.kind is ProblemType.UNAUTHORIZED:
+            return {"WWW-Authenticate": 'Bearer realm="sam3_ray"'}
         if self.retry_after_s is None:
             return {}
         return {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}

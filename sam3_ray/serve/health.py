@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 LIMIT_FACTOR = 10.0
-"""A call may take this many times as long, a request, as the slowest so far."""
+"""A call may take this many times as long, a request, as the 99th percentile of those before."""
+
+RECENT_CALLS = 512
+"""Calls whose times are remembered."""
 
 MAX_FAILED_IMAGES = 3
 """So many different images in a row: one image that the model cannot take is no reason to restart."""
@@ -24,16 +28,27 @@ class DeviceWatch:
 
     Args:
         floor_s: a call of one request may always take this long, in seconds.
+        limit_s: a call never may take longer, whatever it is; None leaves it to what was measured.
         clock: seconds, monotonic.
     """
 
-    def __init__(self, floor_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        floor_s: float,
+        *,
+        limit_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limit_s = limit_s
+        self._verdict: str | None = None
         self._floor_s = floor_s
         self._clock = clock
         self._lock = threading.Lock()
         self._running: tuple[float, int] | None = None
-        self._slowest_s = 0.0
+        self._recent_s: deque[float] = deque(maxlen=RECENT_CALLS)
         self._calls = 0
+        self._requests = 0
+        self._seconds = 0.0
         self._failed_images: set[str] = set()
 
     @contextmanager
@@ -48,9 +63,10 @@ class DeviceWatch:
             with self._lock:
                 self._running = None
                 self._calls += 1
+                self._requests += max(1, requests)
+                self._seconds += self._clock() - started
                 if self._calls > 1:  # the first one compiles
-                    took = (self._clock() - started) / max(1, requests)
-                    self._slowest_s = max(self._slowest_s, took)
+                    self._recent_s.append((self._clock() - started) / max(1, requests))
 
     def succeeded(self) -> None:
         """A request got its answer."""
@@ -69,18 +85,49 @@ class DeviceWatch:
         with self._lock:
             return 0.0 if self._running is None else self._clock() - self._running[0]
 
+    @property
+    def totals(self) -> tuple[int, int, float]:
+        """Calls that have ended, their requests, and the seconds they took."""
+        with self._lock:
+            return self._calls, self._requests, self._seconds
+
+    def canary(self, verdict: str | None) -> None:
+        """What was wrong with the device's last answer to the canary; None where it was right."""
+        with self._lock:
+            self._verdict = verdict
+
     def check(self) -> None:
         """Raise RuntimeError, with the reason, where the device should be given up."""
         with self._lock:
+            if self._verdict is not None:
+                raise RuntimeError(self._verdict)
             if len(self._failed_images) >= MAX_FAILED_IMAGES:
                 raise RuntimeError(f"the model failed on {MAX_FAILED_IMAGES} images in a row")
-            if self._running is None or self._calls == 0:
-                return
+        hung = self.hung()
+        if hung is not None:
+            raise RuntimeError(hung)
+
+    def hung(self) -> str | None:
+        """What to say of the running call where it takes longer than any should; else None."""
+        with self._lock:
+            if self._running is None:
+                return None
             started, requests = self._running
             age = self._clock() - started
-            limit = requests * max(self._floor_s, LIMIT_FACTOR * self._slowest_s)
-        if age > limit:
-            raise RuntimeError(
-                f"a device call for {requests} requests has been running for {age:.0f} s "
-                f"(limit {limit:.0f} s)"
-            )
+            if self._limit_s is not None:
+                limit = self._limit_s
+            elif self._calls == 0:
+                return None
+            else:
+                limit = requests * max(self._floor_s, LIMIT_FACTOR * _p99(self._recent_s))
+        if age <= limit:
+            return None
+        return (
+            f"a device call for {requests} requests has been running for {age:.0f} s "
+            f"(limit {limit:.0f} s)"
+        )
+
+
+def _p99(values: Collection[float]) -> float:
+    """The 99th percentile, the slowest of fewer than a hundred; 0 of none."""
+    return sorted(values)[int(0.99 * (len(values) - 1) + 0.999)] if values else 0.0

@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -26,10 +27,12 @@ from ray.serve.exceptions import (
 from ray.serve.handle import DeploymentHandle
 
 import sam3_ray
+from sam3_ray.serve.access import Access
 from sam3_ray.serve.bodies import make_job
 from sam3_ray.serve.config import ServeConfig
 from sam3_ray.serve.errors import Problem, ProblemError, ProblemType
 from sam3_ray.serve.plan import Plan
+from sam3_ray.serve.quarantine import Quarantine
 from sam3_ray.serve.routes import http_app
 from sam3_ray.serve.schemas import Failure, MaskFormat, Options, PredictJob, PromptBody, Reply
 from sam3_ray.serve.uploads import Limits
@@ -60,11 +63,15 @@ class Ingress:
         self._config = config
         self._plan = plan
         self._limits = limits_of(config)
+        self._quarantine = Quarantine()
+        self._access = (
+            None if config.api_keys_file is None else Access.from_file(Path(config.api_keys_file))
+        )
         self._last_infos: list[dict[str, Any]] = []
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The HTTP application; Serve asks for it once, in the replica."""
-        return http_app(self, self._limits, self._config.deadline_s)
+        return http_app(self, self._limits, self._config.deadline_s, self._access)
 
     async def predict(
         self,
@@ -111,7 +118,9 @@ class Ingress:
         """
         problem = None
         for _ in range(TRIES):
-            outcome = await self._send(job)
+            self._quarantine.check(job.digest)
+            async with self._quarantine.watch(job.digest):
+                outcome = await self._send(job)
             if isinstance(outcome, Reply):
                 return outcome
             problem = outcome.problem
@@ -125,6 +134,7 @@ class Ingress:
         response = self._replicas.options(session_id=job.digest).predict.remote(job)
         try:
             outcome: Reply | Failure = await response
+            self._quarantine.answered(job.digest)
             return outcome
         except BackPressureError as error:
             raise ProblemError(
@@ -138,6 +148,8 @@ class Ingress:
             raise ProblemError(self._lost(error.message)) from error
         except _LOST as error:
             logger.warning("a replica was lost under a request: %s", error)
+            if isinstance(error, ActorDiedError):
+                self._quarantine.died(job.digest, str(error.actor_id))
             # Ray's router has dropped it by now: the next try goes to another one.
             return Failure(replace(self._lost("the replica was lost"), retry_elsewhere=True), "")
         except asyncio.CancelledError:
@@ -167,6 +179,7 @@ class Ingress:
             },
             "replicas_wanted": self._plan.replicas,
             "replicas": replicas,
+            "refused_images": self._quarantine.refused,
             "chips": [
                 {"chip": r["chip"], "replica": r["replica"], "parked": r["parked"]}
                 for r in replicas

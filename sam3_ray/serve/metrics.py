@@ -47,6 +47,18 @@ class ReplicaMetrics:
             description="Images whose features are kept.",
             tag_keys=("chip",),
         )
+        self._parked = Gauge(
+            "sam3_parked",
+            description="1 where the chip is parked: it does not open, or computes garbage.",
+            tag_keys=("chip",),
+        )
+        self._calls = _Total("sam3_device_calls", "Calls of the device.", ("chip",))
+        self._call_requests = _Total("sam3_device_requests", "Requests of those calls.", ("chip",))
+        self._call_seconds = _Total(
+            "sam3_device_seconds", "Seconds in those calls: its rate is the busy share.", ("chip",)
+        )
+        self.device(0, 0, 0.0)
+        self.parked(False)
         for outcome in OUTCOMES:
             self._requests.add(0, {"outcome": outcome} | self._chip)
         for state in ("hit", "miss"):
@@ -57,6 +69,16 @@ class ReplicaMetrics:
     def request(self, outcome: str) -> None:
         """One request ended; ``outcome`` is one of ``OUTCOMES``."""
         self._requests.add(1, {"outcome": outcome} | self._chip)
+
+    def device(self, calls: int, requests: int, seconds: float) -> None:
+        """So many calls of the device more, with so many requests, in so many seconds."""
+        self._calls.add(calls, self._chip)
+        self._call_requests.add(requests, self._chip)
+        self._call_seconds.add(seconds, self._chip)
+
+    def parked(self, parked: bool) -> None:
+        """Whether the chip is parked; Ray drops a gauge that is not set again within two of its reports."""
+        self._parked.set(float(parked), tags=self._chip)
 
     def answer(self, *, cached: bool, instances: int, timing_ms: Mapping[str, float]) -> None:
         """One request was answered."""
@@ -78,7 +100,7 @@ class _Total:
     def __init__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> None:
         self._counter = Counter(name, description=description, tag_keys=tag_keys)  # type: ignore[arg-type]
 
-    def add(self, amount: int, tags: dict[str, str]) -> None:
+    def add(self, amount: float, tags: dict[str, str]) -> None:
         if amount > 0:
             self._counter.inc(amount, tags=tags)
         else:

@@ -8,23 +8,28 @@ import os
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from ray import serve
 
+from sam3_ray import chips
 from sam3_ray.answers import Grounded
 from sam3_ray.api import Sam3
 from sam3_ray.errors import ChipUnavailableError
 from sam3_ray.images import ImageSource
 from sam3_ray.prompt import Request
 from sam3_ray.serve.batching import DeviceQueue
+from sam3_ray.serve.canary import Canary
 from sam3_ray.serve.config import ServeConfig
 from sam3_ray.serve.encoding import Origin, check_mask_pixels, encode_answer, next_step
 from sam3_ray.serve.errors import Problem, ProblemType, problem_of
 from sam3_ray.serve.health import DeviceWatch
 from sam3_ray.serve.metrics import ReplicaMetrics
 from sam3_ray.serve.plan import Plan
+from sam3_ray.serve.recovery import Incidents, recover
 from sam3_ray.serve.schemas import Failure, PredictJob, Reply
+from sam3_ray.serve.watchdog import Watchdog
 from sam3_ray.settings import settings
 from sam3_ray.text import load_tokenizer
 
@@ -42,6 +47,9 @@ class Sam3Replica:
         plan: backend and checkpoint.
     """
 
+    _watchdog: Watchdog | None = None
+    _canary_task: asyncio.Task[None] | None = None
+
     def __init__(self, config: ServeConfig, plan: Plan) -> None:
         context = serve.get_replica_context()
         self._name = context.replica_tag
@@ -54,11 +62,16 @@ class Sam3Replica:
             os.environ["SAM3_MAX_IMAGE_PIXELS"] = str(config.max_image_pixels)
         self._metrics = ReplicaMetrics(self._chip)
         self._max_mask_pixels = config.max_mask_pixels or settings().max_mask_pixels
-        self._watch = DeviceWatch(config.device_call_limit_s)
+        self._watch = DeviceWatch(config.device_call_limit_s, limit_s=config.chip_timeout_s)
+        self._counted = (0, 0, 0.0)
+        self._incidents = Incidents(_session_folder(), slot)
         self._host = ThreadPoolExecutor(HOST_THREADS, thread_name_prefix="sam3-host")
         self._parked: str | None = None
         self._model: Sam3 | None = None
         load_tokenizer()
+        self._look_after_chip(config.reset_command)
+        if self._parked is not None:
+            return
         try:
             self._model = Sam3.from_pretrained(
                 plan.repo_id,
@@ -85,11 +98,43 @@ class Sam3Replica:
             max_batch_size=config.max_batch_size,
             batch_wait_s=config.batch_wait_s,
         )
+        # Whichever of these hangs or is wrong: Serve sends no request before the constructor is done.
+        self._watchdog = Watchdog(self._watch, self._incidents)
+        self._canary = Canary(self._model.engine, is_demo=plan.checkpoint.is_demo)
+        self._canary_every_s = config.canary_every_s
+        fault = self._queue.on_device(self._canary.ask).result()
+        if fault is not None and self._chip is None:
+            raise RuntimeError(fault)
+        if fault is not None:
+            self._parked = fault
+            logger.error("chip %s is parked: %s", self._chip, fault)
+
+    def _look_after_chip(self, reset_command: str | None) -> None:
+        """Where the last replica here ended over a hang: reset the chip, try it, park it if need be."""
+        if not self._incidents.pending:
+            return
+        if self._chip is None:
+            self._incidents.settle("the process was started again")
+            return
+        chip = next((c for c in chips.look().chips if c.index == self._chip), None)
+        usable, outcome = recover(chip, reset_command)
+        self._incidents.settle(outcome)
+        if not usable:
+            self._parked = f"a call hung; {outcome}"
+            logger.error("chip %s is parked: %s", self._chip, self._parked)
+
+    async def _ask_canary(self) -> None:
+        """Ask whenever the device is idle; ``check_health`` reads the verdict."""
+        while True:
+            await asyncio.sleep(self._canary_every_s)
+            if self._queue.idle:
+                future = self._queue.on_device(self._canary.ask)
+                self._watch.canary(await asyncio.wrap_future(future))
 
     async def predict(self, job: PredictJob) -> Reply | Failure:
         """Answer one job; whatever goes wrong is a ``Failure``."""
         arrived = time.time()
-        if self._model is None:
+        if self._model is None or self._parked is not None:
             return Failure(
                 Problem(
                     ProblemType.NO_REPLICA,
@@ -120,6 +165,7 @@ class Sam3Replica:
         source = (
             ImageSource.from_digest(job.digest) if job.image is None else ImageSource.of(job.image)
         )
+        source.namespace = job.namespace
         waited_ms = max(0.0, (arrived - job.sent_at) * 1000.0)
         # Decoded before it joins the batch: the device works on others meanwhile.
         await loop.run_in_executor(self._host, engine.preload, source)
@@ -162,6 +208,7 @@ class Sam3Replica:
             "place": self._place,
             "chip": self._chip,
             "parked": self._parked,
+            "incidents": self._incidents.read(),
             "device_call_s": round(self._watch.running_s, 3),
         }
         if self._model is not None:
@@ -189,6 +236,11 @@ class Sam3Replica:
 
     def record_routing_stats(self) -> dict[str, Any]:
         """For the router, every ten seconds."""
+        self._metrics.parked(self._parked is not None)
+        calls, requests, seconds = self._watch.totals
+        was = self._counted
+        self._counted = (calls, requests, seconds)
+        self._metrics.device(calls - was[0], requests - was[1], seconds - was[2])
         if self._model is None:
             return {}
         cache = self._model.engine.stats()["image_cache"]
@@ -198,15 +250,30 @@ class Sam3Replica:
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Take other batch settings without a restart: ``max_batch_size``, ``batch_wait_s``."""
-        if self._model is not None:
-            self._queue.reconfigure(**user_config)
+        if self._model is None or self._parked is not None:
+            return
+        self._queue.reconfigure(**user_config)
+        if self._canary_task is None:  # here first: a constructor has no running loop
+            self._canary_task = asyncio.create_task(self._ask_canary())
 
     def __del__(self) -> None:
         model = getattr(self, "_model", None)
         if model is not None:
+            if self._canary_task is not None:
+                self._canary_task.cancel()
+            if self._watchdog is not None:
+                self._watchdog.close()
             self._queue.close()
             self._host.shutdown(wait=False, cancel_futures=True)
             model.close()
+
+
+def _session_folder() -> Path:
+    """Of this Ray session on this host; it ends with it."""
+    from ray._private.worker import _global_node
+
+    assert _global_node is not None  # or this were no actor
+    return Path(_global_node.get_session_dir_path())
 
 
 def _visible_chip() -> int | None:

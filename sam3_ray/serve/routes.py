@@ -5,10 +5,8 @@ Knows nothing of Ray: it is given a ``Service``.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -16,12 +14,15 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import sam3_ray
+from sam3_ray.serve.access import ANYONE, OPEN_PATHS, Access, Caller, check_may_predict
 from sam3_ray.serve.bodies import read_job
+from sam3_ray.serve.deadlines import deadline, deadline_of
 from sam3_ray.serve.docs import (
     CSS,
     docs_page,
@@ -30,6 +31,7 @@ from sam3_ray.serve.docs import (
     with_body_schemas,
 )
 from sam3_ray.serve.errors import MEDIA_TYPE, Problem, ProblemError, ProblemType, problem_of_status
+from sam3_ray.serve.request_log import RequestLog, note
 from sam3_ray.serve.schemas import PredictAnswer, PredictJob, Reply
 from sam3_ray.serve.uploads import Limits, UploadSpace
 from sam3_ray.serve.web import FAVICON, INDEX, examples_folder, static_folder
@@ -44,6 +46,8 @@ SECURITY_HEADERS = (
     ),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
 )
 
 
@@ -63,13 +67,16 @@ class Service(Protocol):
         ...
 
 
-def http_app(service: Service, limits: Limits, deadline_s: float) -> FastAPI:
+def http_app(
+    service: Service, limits: Limits, deadline_s: float, access: Access | None = None
+) -> FastAPI:
     """The application.
 
     Args:
         service: answers jobs.
         limits: of a request.
-        deadline_s: seconds from a request's first byte to its answer; nothing that a client sends changes it.
+        deadline_s: seconds from a request's first byte to its answer; a client can only ask for fewer.
+        access: the keys, one of which a request has to send; None asks for none.
     """
     app = FastAPI(
         title="sam3_ray",
@@ -81,20 +88,28 @@ def http_app(service: Service, limits: Limits, deadline_s: float) -> FastAPI:
     )
     app.router.redirect_slashes = False
     uploads = UploadSpace(limits.upload_space_bytes)
+    app.add_middleware(_Keys, access=access)
     app.add_middleware(_SecurityHeaders)
+    app.add_middleware(RequestLog)
     _handle_errors(app)
 
     @app.post(
         "/predict",
         summary="Find every instance of noun phrases in an image",
         response_model=PredictAnswer,
-        responses=problem_responses(400, 404, 408, 413, 415, 422, 500, 503, 504),
+        responses=problem_responses(400, 401, 403, 404, 408, 413, 415, 422, 500, 503, 504),
         openapi_extra=predict_openapi(limits),
     )
     async def predict(request: Request) -> Response:
+        caller: Caller = request.scope["sam3_caller"]
+        check_may_predict(caller)
+        seconds = deadline_of(request.headers, deadline_s)
         with uploads.place() as take:
-            async with _deadline(deadline_s):
-                reply = await service.submit(await read_job(request, limits, take))
+            async with deadline(seconds):
+                job = await read_job(request, limits, take)
+                note(request.scope, digest=job.digest, prompts=len(job.prompts))
+                reply = await service.submit(replace(job, namespace=caller.namespace))
+        note(request.scope, **reply.log)
         headers = {"Vary": "Accept-Encoding"}
         if reply.content_encoding:
             headers["Content-Encoding"] = reply.content_encoding
@@ -140,24 +155,12 @@ def http_app(service: Service, limits: Limits, deadline_s: float) -> FastAPI:
     return app
 
 
-@asynccontextmanager
-async def _deadline(seconds: float) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(seconds) as scope:
-            yield
-    except TimeoutError as error:
-        if not scope.expired():
-            raise
-        raise ProblemError(
-            Problem(ProblemType.DEADLINE, f"no answer within {seconds:g} s", retry_after_s=seconds)
-        ) from error
-
-
 def _handle_errors(app: FastAPI) -> None:
     """Everything that goes wrong is a problem, what the framework itself refuses among it."""
 
     @app.exception_handler(ProblemError)
     async def problem_error(request: Request, error: ProblemError) -> Response:
+        note(request.scope, problem=error.problem.kind.slug)
         return _problem_response(error.problem)
 
     @app.exception_handler(HTTPException)
@@ -197,6 +200,28 @@ def _problem_response(problem: Problem, headers: dict[str, str] | None = None) -
         media_type=MEDIA_TYPE,
         headers=problem.headers() | (headers or {}),
     )
+
+
+class _Keys:
+    """Looks at the key before a byte of the body is read."""
+
+    def __init__(self, app: ASGIApp, access: Access | None) -> None:
+        self.app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope["sam3_caller"] = ANYONE
+            if self._access is not None and scope["path"] not in OPEN_PATHS:
+                try:
+                    caller = self._access.caller(Headers(scope=scope).get("authorization"))
+                except ProblemError as error:
+                    note(scope, problem=error.problem.kind.slug)
+                    await _problem_response(error.problem)(scope, receive, send)
+                    return
+                scope["sam3_caller"] = caller
+                note(scope, caller=caller.name)
+        await self.app(scope, receive, send)
 
 
 class _SecurityHeaders:

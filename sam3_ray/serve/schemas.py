@@ -157,6 +157,7 @@ class PredictJob:
         gzip: the client takes a compressed answer.
         sent_at: ``time.time()`` when the body had been read, for ``timing_ms.queue``.
         avoid: replicas that failed on it already.
+        namespace: of the key that sent it; under it the image is cached, and found by no other key.
     """
 
     digest: str
@@ -168,6 +169,7 @@ class PredictJob:
     gzip: bool = False
     sent_at: float = 0.0
     avoid: frozenset[str] = field(default_factory=frozenset)
+    namespace: str = ""
 
 
 @dataclass(frozen=True)
@@ -177,10 +179,12 @@ class Reply:
     Attributes:
         body: JSON; gzip where ``content_encoding`` says so.
         content_encoding: ``gzip`` or None.
+        log: what the request's line in the log says of it: replica, chip, cached, stages in ms.
     """
 
     body: bytes
     content_encoding: str | None = None
+    log: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

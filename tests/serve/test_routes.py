@@ -136,6 +136,8 @@ def test_the_openapi_document_is_whole(web):
     assert set(predict["responses"]) == {
         "200",
         "400",
+        "401",
+        "403",
         "404",
         "408",
         "413",

@@ -1,0 +1,75 @@
+"""One line of JSON a request, and its id: ``X-Request-Id`` in and out."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+import uuid
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HEADER = "X-Request-Id"
+
+logger = logging.getLogger("sam3_ray.requests")
+
+_ALLOWED = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
+
+_SHORT_DIGEST = 8
+
+
+def request_id(given: str | None) -> str:
+    """The client's id where it is printable and short, else a new one: an id must not forge log lines."""
+    return given if given is not None and _ALLOWED.fullmatch(given) else uuid.uuid4().hex
+
+
+def note(scope: Scope, **fields: Any) -> None:
+    """Add fields to the line of the request of this scope; ``digest`` is cut short."""
+    if "digest" in fields:
+        fields["digest"] = str(fields["digest"])[:_SHORT_DIGEST]
+    scope.setdefault("state", {}).setdefault("request_log", {}).update(fields)
+
+
+class RequestLog:
+    """Gives every request an id, answers it, and logs one line at its end.
+
+    The line has ``id``, ``method``, ``path`` (no query), ``status`` (499: the client went away), ``ms``, and
+    what ``note`` added: ``digest``, ``caller``, ``problem``, ``replica`` and the stages in ``timing_ms``.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        identity = request_id(Headers(scope=scope).get(HEADER))
+        note(scope, id=identity)
+        started = time.perf_counter()
+        status = 499
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [
+                    *message.get("headers", []),
+                    (HEADER.lower().encode(), identity.encode()),
+                ]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_with_id)
+        finally:
+            line = {
+                "id": identity,
+                "method": scope["method"],
+                "path": scope["path"][:200],
+                "status": status,
+                "ms": round((time.perf_counter() - started) * 1000.0, 2),
+            }
+            logger.info(json.dumps(line | scope["state"]["request_log"], default=str))
