@@ -2,12 +2,13 @@
 
     python perf/routing.py [--seeds 5] [--requests 20000] [--out perf/results/routing.json]
 
-A discrete-event simulation with the service's own ``Placement`` on the simulated clock: 8 chips, 1,000 images,
-room for a tenth of them in all caches together, Poisson arrivals at 0.7 of the chips (measured with the hit rate
-of the single cache), 60 ms an image part, 20 ms a prompt, 2 prompts a request. A chip answers in order of
-arrival, one request at a time; batching, which merges requests of one image, is left out for every router alike.
-Ray's routers are modelled: two random replicas of which the less loaded takes the request; a ring of 100 virtual
-nodes a replica with the random id as key and two fallbacks for a full replica. Exits with 1 where a bar is missed.
+A discrete-event simulation with the service's own ``Placement`` on the simulated clock: 8 chips, 1,000
+images, room for a tenth of them in all caches together, Poisson arrivals at 0.7 of the chips (measured with
+the hit rate of the single cache), 60 ms an image part, 20 ms a prompt, 2 prompts a request. A chip answers
+in order of arrival, one request at a time; batching, which merges requests of one image, is left out for
+every router alike. Ray's routers are modelled: two random replicas of which the less loaded takes the
+request; a ring of 100 virtual nodes a replica with the random id as key and two fallbacks for a full
+replica. Exits with 1 where a bar is missed.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ IMAGE_S, PROMPT_S, PROMPTS = 0.060, 0.020, 2
 MAX_ONGOING = 24
 CLIENTS = 64
 """Of the one hot image, closed loop: eight a chip."""
+
+RETRIES = 4
+"""Of waiting requests at each event."""
 
 WINDOW = 4000
 """Requests over which the hit rate before a loss and after it are compared."""
@@ -239,7 +243,7 @@ def simulate(
             if not rate:
                 next_request(now)
         # Ray tries those that found every replica full again and again: here, whenever something changed.
-        for _ in range(min(len(waiting), 64)):
+        for _ in range(min(len(waiting), RETRIES)):
             job = waiting.popleft()
             if not place(job, now):
                 waiting.append(job)
@@ -294,7 +298,9 @@ def run_seed(seed: int, requests: int) -> dict[str, dict[str, float]]:
     images = zipf(rng, 1.1, measured + WINDOW)
     for name in routers():
         never = simulate(routers()[name], images, rate=rate_of(images), seed=seed)
-        outcome = simulate(routers()[name], images, rate=rate_of(images), seed=seed, lost=(lost, back))
+        outcome = simulate(
+            routers()[name], images, rate=rate_of(images), seed=seed, lost=(lost, back)
+        )
         cell[f"{name}.hit_rate_without_loss"] = never.hit_rate(measured)
         cell[f"{name}.hit_rate_while_lost"] = outcome.hit_rate(lost, back)
         cell[f"{name}.hit_rate_after"] = outcome.hit_rate(measured)
@@ -330,9 +336,7 @@ def main() -> int:
     arguments = parser.parse_args()
     runs = [run_seed(seed, arguments.requests) for seed in range(arguments.seeds)]
     figures = {
-        case: {
-            name: round(statistics.fmean(run[case][name] for run in runs), 4) for name in cell
-        }
+        case: {name: round(statistics.fmean(run[case][name] for run in runs), 4) for name in cell}
         for case, cell in runs[0].items()
     }
     every = [bars(run) for run in runs]

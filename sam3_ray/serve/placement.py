@@ -6,12 +6,12 @@ that comes or goes moves only its own share of the images. A replica's key is it
 of it: after a restart it gets the same images again.
 
 - An image goes to the first of its order.
-- A hot one (see ``hot``) goes to the least loaded of the first few, as many as its load needs, so that neither
-  it nor the images which share a chip with it wait while other chips idle.
+- A hot one (see ``hot``) goes to the least loaded of the first few, as many as its load needs, so that
+  neither it nor the images which share a chip with it wait while other chips idle.
 - A replica with far more requests than the others is passed over (bounded load). That is a bound for bad
   luck and bursts: a copy of a cold image elsewhere costs an image part and a place in the cache.
-- A request with a digest alone goes to replicas that were sent the image, else to the first and its fallbacks,
-  in order, and to no other: a replica further down has never seen the image.
+- A request with a digest alone goes to replicas that were sent the image, else to the first and its
+  fallbacks, in order, and to no other: a replica further down has never seen the image.
 - Parked replicas (their chip does not open) are left out while there is another.
 """
 

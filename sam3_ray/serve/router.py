@@ -27,12 +27,12 @@ from sam3_ray.serve.schemas import PredictJob
 
 
 class DigestRouter(RequestRouter):
-    """Routes by the digest in ``session_id`` (see the module).
+    """Routes by the digest in ``session_id`` (see ``placement``).
 
     Kwargs (``RequestRouterConfig.request_router_kwargs``):
         num_fallbacks (int, default 2): replicas after the first that a digest-only request may go to.
         load_factor (float, default 1.25): at least 1; the bound of a replica's load over the mean.
-        free_load (int, default 4): at least 1; a load below it never overflows.
+        free_load (int, default 16): at least 1; a load below it never overflows.
     """
 
     def initialize_state(  # type: ignore[override]  # Serve passes the kwargs by name
