@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-SHARE_OF_A_CHIP = 0.25
+SHARE_OF_A_CHIP = 0.35
 """What one image may take of one chip before another chip helps: the rest is for the chip's own images."""
 
 MIN_REQUESTS = 8.0
@@ -53,6 +53,7 @@ class HotSet:
         self._digests: dict[str, _Digest] = {}
         self._total = 0.0
         self._in_flight = 0.0
+        self._work: dict[str, float] = {}
         self._prune_above = MAX_TRACKED
 
     def __len__(self) -> int:
@@ -88,9 +89,14 @@ class HotSet:
 
     def sent(self, digest: str, place: str) -> None:
         """A request that carries the image was sent to this place: its cache holds the image from now on."""
+        self._work[place] = self._work.get(place, 0.0) + self._unit()
         known = self._digests.get(digest)
         if known is not None:
             known.seen.add(place)
+
+    def recent(self, place: str) -> float:
+        """Requests that were sent to this place lately, in a unit that only compares."""
+        return self._work.get(place, 0.0)
 
     def seen(self, digest: str) -> frozenset[str]:
         """Places that were sent the image while it was counted."""
@@ -106,6 +112,8 @@ class HotSet:
         self._start = self._clock()
         for known in self._digests.values():
             known.count /= unit
+        # A place that has had nothing for so long has gone.
+        self._work = {p: work / unit for p, work in self._work.items() if work >= unit}
         self._total /= unit
         self._in_flight /= unit
         self._forget_cold(1.0)

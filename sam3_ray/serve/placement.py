@@ -124,9 +124,13 @@ class Placement:
         return order
 
     def _hot_first(self, digest: str, order: list[Candidate]) -> list[Candidate]:
-        """The replicas of a hot image by their load; a stable sort leaves ties to the order."""
+        """The replicas of a hot image by their load; of two alike, the one that had less to do lately."""
         width = self.hot.width(digest, len(order))
-        return sorted(order[:width], key=_load) + order[width:]
+        if width == 1:
+            return order
+        return (
+            sorted(order[:width], key=lambda c: (c.load, self.hot.recent(c.place))) + order[width:]
+        )
 
     def _bounded(self, order: list[Candidate]) -> list[Candidate]:
         mean = (sum(c.load for c in order) + 1) / max(1, len(order))
