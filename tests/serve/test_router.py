@@ -137,8 +137,9 @@ def test_a_digest_alone_goes_to_a_replica_that_was_sent_the_hot_image():
     for _ in range(50):
         placement.choose(digest, loaded, digest_only=False)
     chosen = [c.place for c in placement.choose(digest, loaded, digest_only=True)]
-    assert chosen[0] == order[5], "the least loaded of those that have seen it"
-    assert set(chosen) == {order[0], order[1], order[2], order[5]}, "and none that has not"
+    # The three without load were sent it; of the loaded ones, which were not, only the first and its fallbacks.
+    assert set(chosen[:3]) == set(order[5:])
+    assert set(chosen[3:]) == set(order[:3])
 
 
 def test_a_request_that_comes_again_is_no_new_demand():
