@@ -137,7 +137,7 @@ def test_a_digest_alone_goes_to_a_replica_that_was_sent_the_hot_image():
     for _ in range(50):
         placement.choose(digest, loaded, digest_only=False)
     chosen = [c.place for c in placement.choose(digest, loaded, digest_only=True)]
-    # The three without load were sent it; of the loaded ones, which were not, only the first and its fallbacks.
+    # The three without load were sent it; of the loaded ones, only the first and its fallbacks are tried.
     assert set(chosen[:3]) == set(order[5:])
     assert set(chosen[3:]) == set(order[:3])
 
