@@ -42,6 +42,9 @@ MAX_ONGOING = 24
 CLIENTS = 64
 """Of the one hot image, closed loop: eight a chip."""
 
+FIRST_SEED = 10
+"""``SHARE_OF_A_CHIP`` was chosen on seeds 0 and 1: they are not measured with."""
+
 RETRIES = 4
 """Of waiting requests at each event."""
 
@@ -334,7 +337,8 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=20_000, help="of each case")
     parser.add_argument("--out", type=Path, default=ROOT / "perf/results/routing.json")
     arguments = parser.parse_args()
-    runs = [run_seed(seed, arguments.requests) for seed in range(arguments.seeds)]
+    seeds = range(FIRST_SEED, FIRST_SEED + arguments.seeds)
+    runs = [run_seed(seed, arguments.requests) for seed in seeds]
     figures = {
         case: {name: round(statistics.fmean(run[case][name] for run in runs), 4) for name in cell}
         for case, cell in runs[0].items()
