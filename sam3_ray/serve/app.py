@@ -55,7 +55,7 @@ def deployments(config: ServeConfig, plan: Plan) -> Application:
             request_router_kwargs={
                 "num_fallbacks": config.num_fallbacks,
                 "load_factor": config.load_factor,
-                "free_load": config.max_batch_size,
+                "free_load": 2 * config.max_batch_size,
             },
         ),
         # A new replica cannot have the chip that the old one still holds.

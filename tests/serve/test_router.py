@@ -3,8 +3,10 @@
 from collections import Counter
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from sam3_ray.serve.router import Candidate, choose, preference
+from sam3_ray.serve.placement import Candidate, Placement, preference
 
 DIGESTS = [f"{i:032x}" for i in range(4000)]
 
@@ -14,6 +16,13 @@ def replicas(count: int, generation: str = "a", **loads: int) -> list[Candidate]
         Candidate(f"{generation}{i}", f"host/chip{i}", loads.get(f"load{i}", 0))
         for i in range(count)
     ]
+
+
+def choose(
+    digest: str, candidates: list[Candidate], *, digest_only: bool, avoid=frozenset(), **kwargs
+):
+    """What a placement without a history chooses."""
+    return Placement(**kwargs).choose(digest, candidates, digest_only=digest_only, avoid=avoid)
 
 
 def first(digest: str, candidates: list[Candidate], **options) -> str:
@@ -55,11 +64,11 @@ def test_two_replicas_of_one_place_have_a_fixed_order():
 def test_a_popular_image_overflows_before_its_replica_drowns():
     digest = DIGESTS[0]
     order = [c.place for c in preference(digest, replicas(4))]
-    busy = {"load" + order[0].removeprefix("host/chip"): 12}
+    busy = {"load" + order[0].removeprefix("host/chip"): 20}
     assert first(digest, replicas(4, **busy)) == order[1]
-    little = {"load" + order[0].removeprefix("host/chip"): 3}
-    assert first(digest, replicas(4, **little)) == order[0], "a batch's worth is no overload"
-    everyone = {f"load{i}": 12 for i in range(4)}
+    little = {"load" + order[0].removeprefix("host/chip"): 15}
+    assert first(digest, replicas(4, **little)) == order[0], "a few batches' worth is no overload"
+    everyone = {f"load{i}": 20 for i in range(4)}
     assert first(digest, replicas(4, **everyone)) == order[0], "no use where all are busy"
 
 
@@ -89,6 +98,55 @@ def test_a_replica_that_failed_is_avoided_while_there_is_another():
     assert [c.replica_id for c in chosen] == order[1:]
     chosen = choose(DIGESTS[0], replicas(3), digest_only=False, avoid=frozenset(order))
     assert [c.replica_id for c in chosen] == order
+
+
+@settings(deadline=None, max_examples=12)
+@given(count=st.integers(1, 16), hosts=st.integers(1, 3), data=st.data())
+def test_adding_or_losing_one_of_n_moves_about_one_in_n(count, hosts, data):
+    def place(i: int) -> Candidate:
+        return Candidate(f"id{i}", f"host{i % hosts}/chip{i // hosts}")
+
+    some, digests = [place(i) for i in range(count)], DIGESTS[:400]
+    more = [*some, place(count)]
+    shuffled = data.draw(st.permutations(more))
+    moved = [d for d in digests if preference(d, some)[0] != preference(d, shuffled)[0]]
+    # All of what moves goes to the new one; losing it again is the same the other way round.
+    assert {preference(d, more)[0] for d in moved} <= {place(count)}
+    share = 1 / (count + 1)
+    # Five standard deviations of a binomial share.
+    assert abs(len(moved) / len(digests) - share) < 5 * (share * (1 - share) / len(digests)) ** 0.5
+
+
+def test_a_hot_image_is_spread_and_a_cold_one_stays():
+    placement = Placement()
+    hot, cold = DIGESTS[0], DIGESTS[1]
+    order = preference(hot, replicas(8))
+    busy = order[0].place.removeprefix("host/chip")
+    loaded = replicas(8, **{f"load{busy}": 8})
+    went = {placement.choose(hot, loaded, digest_only=False)[0].place for _ in range(50)}
+    assert went > {order[0].place}, "its first requests went to its own replica"
+    assert placement.choose(hot, loaded, digest_only=False)[0].place != order[0].place
+    own = preference(cold, loaded)[0]
+    assert placement.choose(cold, loaded, digest_only=False)[0] == own
+
+
+def test_a_digest_alone_goes_to_a_replica_that_was_sent_the_hot_image():
+    placement, digest = Placement(), DIGESTS[0]
+    order = [c.place for c in preference(digest, replicas(8))]
+    loaded = replicas(8, **{f"load{p.removeprefix('host/chip')}": 9 for p in order[:5]})
+    for _ in range(50):
+        placement.choose(digest, loaded, digest_only=False)
+    chosen = [c.place for c in placement.choose(digest, loaded, digest_only=True)]
+    # The three without load were sent it; of the loaded ones, only the first and its fallbacks are tried.
+    assert set(chosen[:3]) == set(order[5:])
+    assert set(chosen[3:]) == set(order[:3])
+
+
+def test_a_request_that_comes_again_is_no_new_demand():
+    placement = Placement()
+    for _ in range(50):
+        placement.choose(DIGESTS[0], replicas(8, load0=9), digest_only=False, counts=False)
+    assert placement.hot.width(DIGESTS[0], 8) == 1
 
 
 @pytest.mark.parametrize(
