@@ -17,6 +17,9 @@ VISIBLE_DEVICES = "TT_VISIBLE_DEVICES"
 RAY_RESOURCE = "TTNPU"
 """Ray's own name for a chip: an actor with one of it gets that chip's TT_VISIBLE_DEVICES."""
 
+MOCK_CLUSTER = "TT_METAL_MOCK_CLUSTER_DESC_PATH"
+"""tt-metal's variable that puts an emulated cluster in place of the chips."""
+
 NO_CHIPS = "NoDevFiles"
 """A value of TT_VISIBLE_DEVICES that hides every chip (Ray writes it so)."""
 

@@ -31,6 +31,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     root.mkdir()
     real = chips.look
     monkeypatch.setattr(chips, "look", lambda folder=root: real(folder))
+    # The Ray of other tests may run; replicas are listed in tests/serve/test_chips.py.
+    monkeypatch.setattr("sam3_ray.cli.running.ray_runs_here", lambda: False)
     return root
 
 

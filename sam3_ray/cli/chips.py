@@ -1,4 +1,4 @@
-"""``sam3-ray chips``: the Tenstorrent chips of this machine, and ETH dispatch on them."""
+"""``sam3-ray chips``: the Tenstorrent chips of this machine, which replicas have them, and ETH dispatch."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from sam3_ray import chips
 from sam3_ray.backends.blackhole.dispatch import (
     COMMAND,
     MOCK_BOARD,
-    MOCK_CLUSTER,
     EthState,
     Mode,
     eth_state,
@@ -21,11 +21,17 @@ from sam3_ray.backends.blackhole.dispatch import (
 from sam3_ray.backends.blackhole.enable import enable_eth
 from sam3_ray.backends.blackhole.overlay import UnknownTtnnFilesError, eth_folder
 from sam3_ray.backends.blackhole.trial import TIMEOUT_S
+from sam3_ray.cli import running
 from sam3_ray.cli.main import CommandError
+from sam3_ray.cli.table import print_table
 
 DESCRIPTION = """\
 List the Tenstorrent chips of this machine, from the kernel's files: no chip is opened, so it is safe while a
-service runs.
+service runs. Where a Ray runs here with the service in it, its replicas are listed too, on every host: which
+place (a chip of a node) each has, and which are parked, and why.
+
+park takes a chip out: its replica finishes what it has, closes the chip, and gets no more requests. unpark
+starts a new replica on it. Both take the chip's number, or its place where several hosts have that number.
 
 dispatch is what `auto` takes: worker (the stock dispatch, which costs a p150 one of its 12 columns of cores)
 or eth (on the chip's Ethernet cores). enable-eth tries ETH dispatch with the installed ttnn on one free chip
@@ -36,6 +42,8 @@ EXAMPLES = """\
 examples:
   sam3-ray chips
   sam3-ray chips --json
+  sam3-ray chips park 2                            then reset it, or use it otherwise
+  sam3-ray chips unpark 2
   sam3-ray chips enable-eth                        try ETH dispatch, up to five minutes
   TT_VISIBLE_DEVICES=2 sam3-ray chips enable-eth   on this chip
 """
@@ -65,10 +73,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
         nargs="?",
-        choices=("list", "enable-eth"),
+        choices=("list", "park", "unpark", "enable-eth"),
         default="list",
         help="what to do (default: list)",
     )
+    parser.add_argument("place", nargs="?", help="park, unpark: a chip's number, or NODE/chipN")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     parser.add_argument(
         "--timeout",
@@ -77,14 +86,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help=f"enable-eth: seconds until a trial is given up (default: {TIMEOUT_S:g})",
     )
+    running.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """List, or try."""
+    """List, park, unpark, or try."""
+    moves = arguments.action in ("park", "unpark")
+    if moves and arguments.place is None:
+        raise CommandError(f"which chip? `sam3-ray chips {arguments.action} N`", 2)
+    if not moves and arguments.place is not None:
+        raise CommandError(f"{arguments.action} takes no chip, got {arguments.place!r}", 2)
     try:
+        if moves:
+            return _move(arguments)
         if arguments.action == "enable-eth":
             return _enable(arguments.timeout, as_json=arguments.json)
-        return _list(as_json=arguments.json)
+        return _list(arguments)
     except ValueError as error:  # of TT_VISIBLE_DEVICES, or of ttnn's files
         raise CommandError(str(error)) from error
 
@@ -103,14 +120,68 @@ def rows(machine: chips.Machine) -> Iterator[Row]:
         yield Row(chip, chip in visible, mode, known_grid(board, mode, eth.answer), eth)
 
 
-def _list(*, as_json: bool) -> int:
+def _move(arguments: argparse.Namespace) -> int:
+    with running.service(arguments.address, arguments.application) as service:
+        answer = service.call(arguments.action, arguments.place)
+    if arguments.json:
+        print(json.dumps(answer, indent=2))
+    elif arguments.action == "unpark":
+        was = answer["was"]
+        print(
+            f"{answer['place']} was not parked"
+            if was is None
+            else f"{answer['place']} was parked ({was}); a new replica starts there"
+        )
+    elif answer["closed"]:
+        print(f"{answer['place']} is parked, and the chip is closed")
+    else:
+        print(
+            f"{answer['place']} is parked, but {answer['unfinished']} requests go on: ask again later"
+        )
+    return 0 if answer.get("closed", True) else 1
+
+
+def _list(arguments: argparse.Namespace) -> int:
     found = list(rows(chips.look()))
-    if as_json:
-        print(json.dumps({"chips": [_document(row) for row in found]}, indent=2))
+    replicas, note = _replicas(arguments)
+    if arguments.json:
+        document = {"chips": [_document(row) for row in found], "replicas": replicas}
+        print(json.dumps(document, indent=2))
         return 0
+    _print_chips(found)
+    if note is not None:
+        print(f"\n{note}")
+    elif replicas is not None:
+        table = [("place", "host", "state")]
+        table += [(r["place"], r["host"] or "-", _state(r)) for r in replicas]
+        print(f"\nreplicas of {arguments.application}:")
+        print_table(table)
+    return 0
+
+
+def _replicas(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]] | None, str | None]:
+    """The replicas of the service that runs here, and what to say where there is a Ray and no service."""
+    if not running.ray_runs_here() and arguments.address == "auto":
+        return None, None
+    names = ("place", "host", "chip", "replica", "parked", "busy")
+    try:
+        with running.service(arguments.address, arguments.application) as service:
+            replicas = service.call("info")["replicas"]
+    except CommandError as error:
+        return None, str(error)
+    return [{name: replica.get(name) for name in names} for replica in replicas], None
+
+
+def _state(replica: dict[str, Any]) -> str:
+    if replica["parked"] is not None:
+        return f"parked: {replica['parked']}"
+    return "serving, all its places taken" if replica["busy"] else "serving"
+
+
+def _print_chips(found: list[Row]) -> None:
     if not found:
         print("no Tenstorrent chip here (`sam3-ray doctor` tells what is missing)")
-        return 0
+        return
     table = [("chip", "PCI address", "board", "grid", "dispatch", "in use by")]
     for row in found:
         users = ", ".join(map(str, row.chip.holders)) or "-"
@@ -124,13 +195,10 @@ def _list(*, as_json: bool) -> int:
                 users if row.visible else f"{users} (hidden by {chips.VISIBLE_DEVICES})",
             )
         )
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for line in table:
-        print("  ".join(map(str.ljust, line, widths)).rstrip())
+    print_table(table)
     for row in {row.eth.why: row for row in found}.values():
         todo = "" if row.eth.usable else f" (`{COMMAND}` tries it)"
         print(f"\nETH dispatch: {row.eth.why}{todo}")
-    return 0
 
 
 def _document(row: Row) -> dict[str, object]:
@@ -178,7 +246,7 @@ def _enable(timeout_s: float, *, as_json: bool) -> int:
 
 def _to_try() -> Iterator[tuple[str, dict[str, str]]]:
     """A type of board, and the variables that choose a free chip of it, for each type here."""
-    if os.environ.get(MOCK_CLUSTER):
+    if os.environ.get(chips.MOCK_CLUSTER):
         yield MOCK_BOARD, {}
         return
     visible = chips.look().visible()

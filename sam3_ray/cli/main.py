@@ -20,7 +20,8 @@ COMMANDS = {
     "predict": "find objects in images, here, without a service",
     "label": "label many images into Parquet, COCO and YOLO, on all chips",
     "preview": "a contact sheet of labels, as one HTML file",
-    "chips": "list the Tenstorrent chips, and enable ETH dispatch on them",
+    "chips": "list the Tenstorrent chips and their replicas, park one, enable ETH dispatch",
+    "cache": "what the running service keeps of images and phrases, and forgetting it",
     "doctor": "check this machine: what is here, and what to do about what is not",
 }
 """Each is a module of this package with ``DESCRIPTION``, ``EXAMPLES``, ``add_arguments`` and ``run``."""

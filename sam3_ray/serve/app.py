@@ -12,8 +12,9 @@ from ray.serve.config import RequestRouterConfig
 
 from sam3_ray.chips import RAY_RESOURCE
 from sam3_ray.serve.config import ServeConfig
-from sam3_ray.serve.ingress import REPLICA_DEPLOYMENT, Ingress
-from sam3_ray.serve.plan import Cluster, Plan, resolve
+from sam3_ray.serve.hosts import check_hosts
+from sam3_ray.serve.ingress import Ingress
+from sam3_ray.serve.plan import REPLICA_DEPLOYMENT, Cluster, Plan, resolve
 from sam3_ray.serve.replica import Sam3Replica
 
 logger = logging.getLogger("sam3_ray")
@@ -36,6 +37,8 @@ def build_app(config: ServeConfig) -> Application:
         WeightsNotFoundError, WeightsAccessError: weights that are required are not to be had.
     """
     plan = resolve(config, Cluster.of_ray())
+    if plan.chips_per_replica:
+        check_hosts()
     logger.info("serving %s on %d x %s", plan.checkpoint.label, plan.replicas, plan.backend)
     return deployments(config, plan)
 

@@ -53,6 +53,11 @@ class ServeConfig(BaseModel):
         "A path: a local sam3.pt, or a folder that holds it.",
     )
     revision: str | None = Field(default=None, description="Revision of the Hub repository.")
+    chips: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        default="auto",
+        description="Chips to serve on, a replica on each. auto: all that the Ray cluster has (TTNPU); where "
+        "it has none, the CPU.",
+    )
     replicas: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         default="auto", description="auto: one a chip; on a CPU one."
     )
@@ -130,6 +135,11 @@ class ServeConfig(BaseModel):
         default=60.0,
         description="An idle device answers a picture with a known answer this often; where the answer is "
         "wrong, the replica counts as unhealthy.",
+    )
+    park_retry_s: PositiveSeconds = Field(
+        default=300.0,
+        description="A chip that does not open is parked; this often it is tried again. One that was parked "
+        "by hand stays so (`sam3-ray chips unpark`).",
     )
     api_keys_file: str | None = Field(
         default=None,

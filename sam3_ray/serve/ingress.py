@@ -31,7 +31,8 @@ from sam3_ray.serve.access import Access
 from sam3_ray.serve.bodies import make_job
 from sam3_ray.serve.config import ServeConfig
 from sam3_ray.serve.errors import Problem, ProblemError, ProblemType
-from sam3_ray.serve.plan import Plan
+from sam3_ray.serve.parking import PARK_TIMEOUT_S
+from sam3_ray.serve.plan import REPLICA_DEPLOYMENT, Plan
 from sam3_ray.serve.quarantine import Quarantine
 from sam3_ray.serve.routes import http_app
 from sam3_ray.serve.schemas import Failure, MaskFormat, Options, PredictJob, PromptBody, Reply
@@ -44,8 +45,7 @@ TRIES = 2
 """A request is idempotent: where a replica dies under it, another one gets it, once."""
 
 INFO_TIMEOUT_S = 2.0
-
-REPLICA_DEPLOYMENT = "Sam3Replica"
+CLEAR_TIMEOUT_S = 30.0
 
 _LOST = (ActorDiedError, ActorUnavailableError, ReplicaUnavailableError)
 
@@ -116,19 +116,23 @@ class Ingress:
         Raises:
             ProblemError: no answer.
         """
-        problem = None
-        for _ in range(TRIES):
+        tries = 0
+        while True:
             self._quarantine.check(job.digest)
             async with self._quarantine.watch(job.digest):
                 outcome = await self._send(job)
             if isinstance(outcome, Reply):
                 return outcome
-            problem = outcome.problem
-            if not problem.retry_elsewhere:
-                break
+            # Until the router hears that a chip is parked it may ask there, which is no try. Where a replica
+            # is asked twice there is no other one.
+            tries += not outcome.parked
+            if (
+                not outcome.problem.retry_elsewhere
+                or tries == TRIES
+                or outcome.replica in job.avoid
+            ):
+                raise ProblemError(outcome.problem)
             job = replace(job, avoid=job.avoid | {outcome.replica})
-        assert problem is not None
-        raise ProblemError(problem)
 
     async def _send(self, job: PredictJob) -> Reply | Failure:
         response = self._replicas.options(session_id=job.digest).predict.remote(job)
@@ -187,6 +191,54 @@ class Ingress:
             ],
         }
 
+    async def park(self, place: str) -> dict[str, Any]:
+        """Take a chip out by hand: its replica finishes what it has, closes the chip, and gets no more.
+
+        Args:
+            place: a chip's number, or ``NODE/chipN`` (see ``/info``) where several hosts have that number.
+
+        Returns:
+            ``place``, ``closed`` (the chip is free), ``unfinished`` (requests that still go on).
+
+        Raises:
+            ValueError: no such place, or more than one.
+        """
+        return await self._tell("park", place, timeout_s=PARK_TIMEOUT_S + INFO_TIMEOUT_S)
+
+    async def unpark(self, place: str) -> dict[str, Any]:
+        """Use a parked chip again, in a new replica.
+
+        Returns:
+            ``place``, and ``was``: why it was parked; None: it was not.
+
+        Raises:
+            ValueError: no such place, or more than one.
+        """
+        return await self._tell("unpark", place, timeout_s=INFO_TIMEOUT_S)
+
+    async def clear_caches(self) -> int:
+        """Forget every image and phrase; how many replicas did."""
+        answers = await self._replicas.broadcast("clear_caches").results_async(
+            timeout_s=CLEAR_TIMEOUT_S, return_exceptions=True
+        )
+        for answer in answers:
+            if isinstance(answer, Exception):
+                logger.error("a replica did not clear its caches", exc_info=answer)
+        return sum(not isinstance(answer, Exception) for answer in answers)
+
+    async def _tell(self, method: str, place: str, timeout_s: float) -> dict[str, Any]:
+        """Have the replica of one place do something: told to all of them, since a handle reaches no certain
+        one."""
+        full = place_of(place, [str(info["place"]) for info in await self._ask_replicas()])
+        answers = await self._replicas.broadcast(method, full).results_async(
+            timeout_s=timeout_s, return_exceptions=True
+        )
+        for answer in answers:
+            if isinstance(answer, dict):
+                return answer
+        failed = next((a for a in answers if isinstance(a, Exception)), None)
+        raise RuntimeError(f"the replica of {full} did not answer") from failed
+
     async def ready(self) -> bool:
         """Whether there is a replica that is not parked; one that is busy counts."""
         replicas = await self._ask_replicas()
@@ -211,6 +263,19 @@ class Ingress:
         infos = [answer | {"busy": False} for answer in answers if isinstance(answer, dict)]
         self._last_infos = sorted(infos, key=lambda info: str(info["place"]))
         return self._last_infos
+
+
+def place_of(name: str, places: Sequence[str]) -> str:
+    """The place that a number or a whole name means.
+
+    Raises:
+        ValueError: none of them, or more than one.
+    """
+    found = [place for place in places if name in (place, place.rpartition("/chip")[2])]
+    if len(found) == 1:
+        return found[0]
+    what = "means more than one of" if found else "is none of"
+    raise ValueError(f"{name!r} {what} the places of this service: {', '.join(places) or 'none'}")
 
 
 def _running_replicas(application: str) -> int:

@@ -18,6 +18,9 @@ from sam3_ray.errors import DemoCheckpointWarning, WeightsAccessError, WeightsNo
 from sam3_ray.serve.config import ServeConfig, ServeConfigError
 from sam3_ray.settings import DEMO_REPO_ID, REPO_ID
 
+REPLICA_DEPLOYMENT = "Sam3Replica"
+"""Name of the replicas' deployment, by which a configuration file can set Serve's own options for it."""
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -61,6 +64,7 @@ class Plan:
         replicas: how many.
         num_cpus: CPUs that Ray reserves for each.
         chips_per_replica: TTNPU resources that Ray reserves for each.
+        chips: that there are to serve on; 0 on a CPU.
     """
 
     backend: Literal["cpu", "blackhole"]
@@ -71,6 +75,7 @@ class Plan:
     replicas: int
     num_cpus: float
     chips_per_replica: int
+    chips: int = 0
 
     @property
     def num_threads(self) -> int:
@@ -90,14 +95,15 @@ def resolve(config: ServeConfig, cluster: Cluster) -> Plan:
     """
     backend = _backend(config, cluster)
     chips_per_replica = 1 if backend == "blackhole" else 0
+    chips = _chips(config, cluster) if backend == "blackhole" else 0
     if isinstance(config.replicas, int):
         replicas = config.replicas
     else:
-        replicas = cluster.chips if backend == "blackhole" else 1
-    if backend == "blackhole" and replicas > cluster.chips:
+        replicas = chips or 1
+    if backend == "blackhole" and replicas > chips:
+        has = f"chips is {chips}" if chips < cluster.chips else f"the Ray cluster has {chips} chips"
         raise ServeConfigError(
-            f"replicas is {replicas}, but the Ray cluster has {cluster.chips} chips ({RAY_RESOURCE}); "
-            "one replica is one chip"
+            f"replicas is {replicas}, but {has} ({RAY_RESOURCE}); one replica is one chip"
         )
     if isinstance(config.cpus_per_replica, float):
         num_cpus = config.cpus_per_replica
@@ -121,18 +127,35 @@ def resolve(config: ServeConfig, cluster: Cluster) -> Plan:
         replicas=replicas,
         num_cpus=num_cpus,
         chips_per_replica=chips_per_replica,
+        chips=chips,
     )
 
 
 def _backend(config: ServeConfig, cluster: Cluster) -> Literal["cpu", "blackhole"]:
+    if config.backend == "cpu" and config.chips != "auto":
+        raise ServeConfigError(
+            f"chips is {config.chips}, but backend is cpu: leave one of them out"
+        )
     if config.backend == "auto":
-        return "blackhole" if cluster.chips else "cpu"
+        return "blackhole" if cluster.chips or config.chips != "auto" else "cpu"
     if config.backend == "blackhole" and not cluster.chips:
         raise ServeConfigError(
             f"backend is blackhole, but the Ray cluster has no chip (no {RAY_RESOURCE} resource); "
             "`sam3-ray doctor` tells what is here"
         )
     return config.backend
+
+
+def _chips(config: ServeConfig, cluster: Cluster) -> int:
+    """How many of the cluster's chips are served on."""
+    if config.chips == "auto":
+        return cluster.chips
+    if config.chips > cluster.chips:
+        raise ServeConfigError(
+            f"chips is {config.chips}, but the Ray cluster has {cluster.chips} ({RAY_RESOURCE}); "
+            "`sam3-ray doctor` tells what is here"
+        )
+    return config.chips
 
 
 def _where(config: ServeConfig) -> tuple[str, str | None]:

@@ -34,7 +34,7 @@ from sam3_ray.serve.address import (
     check_port,
 )
 from sam3_ray.serve.config import ServeConfig, ServeConfigError, load_config
-from sam3_ray.serve.plan import Cluster, Plan, resolve
+from sam3_ray.serve.plan import REPLICA_DEPLOYMENT, Cluster, Plan, resolve
 from sam3_ray.settings import DEMO_REPO_ID
 from sam3_ray.text import check_bpe_file, find_bpe_file
 
@@ -49,7 +49,7 @@ DEFAULT_VALUES: dict[str, Any] = {
             "name": "sam3",
             "route_prefix": "/",
             "import_path": BUILDER,
-            "args": {"backend": "auto", "checkpoint": "auto", "replicas": "auto"},
+            "args": {"backend": "auto", "checkpoint": "auto", "chips": "auto"},
         }
     ],
 }
@@ -131,6 +131,7 @@ def check(path: Path | None, overrides: Overrides, machine: chips.Machine | None
     notes: list[str] = []
     visible = _visible_chips(machine or chips.look(), notes)
     plan, why_demo = decide(config, len(visible))
+    _check_deployments(name, application, plan)
     # Decided once: the builder must not ask the Hub again, nor decide otherwise.
     application["args"] = {**application.get("args", {}), "backend": plan.backend}
     if plan.checkpoint.is_demo:
@@ -242,6 +243,34 @@ def _check_http(
         check_certificate(options)
     except AddressError as error:
         raise PreflightError(f"{name}: {error}") from error
+
+
+def _check_deployments(name: str, application: Mapping[str, Any], plan: Plan) -> None:
+    """What the file says of our deployment by Serve's own keys, which win over ``args``, has to fit the
+    chips.
+
+    With more replicas than chips Serve would wait for ever for one more chip.
+    """
+    for options in application.get("deployments") or ():
+        if options.get("name") != REPLICA_DEPLOYMENT or not plan.chips_per_replica:
+            continue
+        scaling = options.get("autoscaling_config") or {}
+        asked = {
+            "num_replicas": options.get("num_replicas"),
+            "autoscaling_config.max_replicas": scaling.get("max_replicas"),
+        }
+        for key, count in asked.items():
+            if isinstance(count, int) and count > plan.chips:
+                raise PreflightError(
+                    f"{name}: deployment {REPLICA_DEPLOYMENT}: {key} is {count}, but there are "
+                    f"{plan.chips} chips; one replica is one chip"
+                )
+        resources = (options.get("ray_actor_options") or {}).get("resources")
+        if "ray_actor_options" in options and (resources or {}).get(chips.RAY_RESOURCE) != 1:
+            raise PreflightError(
+                f"{name}: deployment {REPLICA_DEPLOYMENT}: ray_actor_options replace ours, so they must have "
+                f"resources: {{{chips.RAY_RESOURCE}: 1}}; without it Ray gives a replica no chip"
+            )
 
 
 def _unknown_keys(

@@ -26,9 +26,10 @@ KEPT_INCIDENTS = 20
 OPEN_COMMAND = (
     sys.executable,
     "-c",
-    "import ttnn; device = ttnn.open_device(device_id=0); ttnn.close_device(device)",
+    "from sam3_ray import device_open_kwargs; arguments = device_open_kwargs(); import ttnn; "
+    "ttnn.close_device(ttnn.open_device(**arguments))",
 )
-"""Opens the one chip that TT_VISIBLE_DEVICES leaves this process and its children."""
+"""Opens, as a replica would, the one chip that TT_VISIBLE_DEVICES leaves this process and its children."""
 
 
 class Incidents:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -25,7 +26,9 @@ from sam3_ray.serve.config import ServeConfig
 from sam3_ray.serve.encoding import Origin, check_mask_pixels, encode_answer, next_step
 from sam3_ray.serve.errors import Problem, ProblemType, problem_of
 from sam3_ray.serve.health import DeviceWatch
+from sam3_ray.serve.hosts import node_name, pinned_chip
 from sam3_ray.serve.metrics import ReplicaMetrics
+from sam3_ray.serve.parking import PARK_TIMEOUT_S, Parking
 from sam3_ray.serve.plan import Plan
 from sam3_ray.serve.recovery import Incidents, recover
 from sam3_ray.serve.schemas import Failure, PredictJob, Reply
@@ -39,6 +42,10 @@ HOST_THREADS = 4
 """Threads that decode images and encode masks; they wait on C libraries that release the GIL."""
 
 
+END_AFTER_S = 0.5
+"""The reply that says so has to leave the process first."""
+
+
 class Sam3Replica:
     """The deployment behind the ingress.
 
@@ -48,15 +55,18 @@ class Sam3Replica:
     """
 
     _watchdog: Watchdog | None = None
-    _canary_task: asyncio.Task[None] | None = None
+    _task: asyncio.Task[None] | None = None
 
     def __init__(self, config: ServeConfig, plan: Plan) -> None:
         context = serve.get_replica_context()
         self._name = context.replica_tag
-        self._chip = _visible_chip() if plan.chips_per_replica else None
+        self._chip = (
+            pinned_chip(os.environ.get(chips.VISIBLE_DEVICES)) if plan.chips_per_replica else None
+        )
         # Stable over a restart: Serve gives a new replica the rank of the one it replaces.
         slot = f"chip{self._chip}" if self._chip is not None else f"cpu{context.rank.local_rank}"
-        self._place = f"{socket.gethostname()}/{slot}"
+        node = node_name()
+        self._place = f"{node}/{slot}"
         if config.max_image_pixels is not None:
             # The image module asks the environment; this process is this replica's alone.
             os.environ["SAM3_MAX_IMAGE_PIXELS"] = str(config.max_image_pixels)
@@ -64,13 +74,17 @@ class Sam3Replica:
         self._max_mask_pixels = config.max_mask_pixels or settings().max_mask_pixels
         self._watch = DeviceWatch(config.device_call_limit_s, limit_s=config.chip_timeout_s)
         self._counted = (0, 0, 0.0)
-        self._incidents = Incidents(_session_folder(), slot)
+        self._incidents = Incidents(_session_folder(), f"{node}-{slot}")
+        self._parking = Parking(_session_folder(), f"{node}-{slot}")
+        self._park_retry_s = config.park_retry_s
+        self._ongoing = 0
         self._host = ThreadPoolExecutor(HOST_THREADS, thread_name_prefix="sam3-host")
-        self._parked: str | None = None
         self._model: Sam3 | None = None
         load_tokenizer()
+        if self._parking.by_hand:
+            return
         self._look_after_chip(config.reset_command)
-        if self._parked is not None:
+        if self._parking.reason is not None:
             return
         try:
             self._model = Sam3.from_pretrained(
@@ -82,9 +96,7 @@ class Sam3Replica:
                 image_cache_bytes=config.image_cache_bytes,
             )
         except ChipUnavailableError as error:
-            # Ray would hand the same chip to the next replica, for ever: stay, and say so.
-            self._parked = str(error)
-            logger.error("chip %s is parked: %s", self._chip, error)
+            self._fault(str(error))
             return
         self._origin = Origin(
             input_size=self._model.engine.backend.config.image_size,
@@ -106,8 +118,11 @@ class Sam3Replica:
         if fault is not None and self._chip is None:
             raise RuntimeError(fault)
         if fault is not None:
-            self._parked = fault
-            logger.error("chip %s is parked: %s", self._chip, fault)
+            self._fault(fault)
+
+    def _fault(self, reason: str) -> None:
+        self._parking.fault(reason)
+        logger.error("chip %s is parked: %s", self._chip, reason)
 
     def _look_after_chip(self, reset_command: str | None) -> None:
         """Where the last replica here ended over a hang: reset the chip, try it, park it if need be."""
@@ -120,30 +135,87 @@ class Sam3Replica:
         usable, outcome = recover(chip, reset_command)
         self._incidents.settle(outcome)
         if not usable:
-            self._parked = f"a call hung; {outcome}"
-            logger.error("chip %s is parked: %s", self._chip, self._parked)
+            self._fault(f"a call hung; {outcome}")
 
     async def _ask_canary(self) -> None:
         """Ask whenever the device is idle; ``check_health`` reads the verdict."""
         while True:
             await asyncio.sleep(self._canary_every_s)
-            if self._queue.idle:
+            if self._queue.idle and self._parking.reason is None:
                 future = self._queue.on_device(self._canary.ask)
                 self._watch.canary(await asyncio.wrap_future(future))
+
+    async def _try_chip_again(self) -> None:
+        """Open a chip that is parked for a fault now and then; where it opens, the next replica has it."""
+        while True:
+            await asyncio.sleep(self._park_retry_s)
+            if self._parking.by_hand:
+                continue
+            usable, outcome = await asyncio.get_running_loop().run_in_executor(
+                self._host, recover, None, None
+            )
+            if usable:
+                logger.warning("chip %s: %s; the replica ends for a new one", self._chip, outcome)
+                os._exit(0)
+
+    async def park(self, place: str, timeout_s: float = PARK_TIMEOUT_S) -> dict[str, Any] | None:
+        """Take no more requests, finish those that there are, and close the device.
+
+        Args:
+            place: whom this is for; None is answered where it is another one's.
+            timeout_s: how long the requests may take.
+
+        Returns:
+            ``place``, ``closed`` (whether the device is free), ``unfinished`` (requests that go on).
+        """
+        if place != self._place:
+            return None
+        self._parking.park()
+        logger.warning("%s is parked by hand", self._place)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._ongoing:
+                    await asyncio.sleep(0.05)
+        closed = self._ongoing == 0
+        if closed and self._model is not None:
+            self._stop_watching()
+            model, self._model = self._model, None
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._host, self._queue.close)
+            await loop.run_in_executor(self._host, model.close)
+        return {"place": self._place, "closed": closed, "unfinished": self._ongoing}
+
+    async def unpark(self, place: str) -> dict[str, Any] | None:
+        """End this replica, parked by hand or for a fault; Serve starts another one, with the same chip.
+
+        Returns:
+            ``place`` and ``was``, the reason (None: it was not parked, and stays); None for other places.
+        """
+        if place != self._place:
+            return None
+        was = self._parking.reason
+        self._parking.unpark()
+        if was is not None:
+            logger.warning("%s is unparked: the replica ends for a new one", self._place)
+            # A process that has had the device, or has failed to open it, is not the one to try again.
+            asyncio.get_running_loop().call_later(END_AFTER_S, os._exit, 0)
+        return {"place": self._place, "was": was}
 
     async def predict(self, job: PredictJob) -> Reply | Failure:
         """Answer one job; whatever goes wrong is a ``Failure``."""
         arrived = time.time()
-        if self._model is None or self._parked is not None:
+        if self._model is None or self._parking.reason is not None:
             return Failure(
                 Problem(
                     ProblemType.NO_REPLICA,
-                    f"chip {self._chip} is parked: {self._parked}",
+                    f"{self._place} is parked: {self._parking.reason}",
                     retry_after_s=60,
                     retry_elsewhere=True,
                 ),
                 self._name,
+                parked=True,
             )
+        self._ongoing += 1
         try:
             outcome = await self._answer(job, arrived)
         except asyncio.CancelledError:
@@ -151,6 +223,8 @@ class Sam3Replica:
             raise
         except Exception as error:  # noqa: BLE001 - a Failure carries it on
             outcome = self._failure(error)
+        finally:
+            self._ongoing -= 1
         if isinstance(outcome, Failure):
             self._metrics.request("failed" if outcome.problem.status >= 500 else "client_error")
         else:
@@ -206,8 +280,9 @@ class Sam3Replica:
         info: dict[str, Any] = {
             "replica": self._name,
             "place": self._place,
+            "host": socket.gethostname(),
             "chip": self._chip,
-            "parked": self._parked,
+            "parked": self._parking.reason,
             "incidents": self._incidents.read(),
             "device_call_s": round(self._watch.running_s, 3),
         }
@@ -232,37 +307,51 @@ class Sam3Replica:
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """For the router, once: where this replica is."""
-        return {"place": self._place, "chip": self._chip, "parked": self._parked is not None}
+        return {"place": self._place, "chip": self._chip, "parked": self._is_parked}
 
     def record_routing_stats(self) -> dict[str, Any]:
         """For the router, every ten seconds."""
-        self._metrics.parked(self._parked is not None)
+        self._metrics.parked(self._is_parked)
         calls, requests, seconds = self._watch.totals
         was = self._counted
         self._counted = (calls, requests, seconds)
         self._metrics.device(calls - was[0], requests - was[1], seconds - was[2])
         if self._model is None:
-            return {}
+            return {"parked": self._is_parked}
         cache = self._model.engine.stats()["image_cache"]
         # Ray drops a gauge that is not set again within two of its reports.
         self._metrics.cache(cache)
-        return {"device_call_s": self._watch.running_s, "image_cache": cache}
+        return {
+            "parked": self._is_parked,
+            "device_call_s": self._watch.running_s,
+            "image_cache": cache,
+        }
+
+    @property
+    def _is_parked(self) -> bool:
+        return self._parking.reason is not None
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Take other batch settings without a restart: ``max_batch_size``, ``batch_wait_s``."""
-        if self._model is None or self._parked is not None:
+        # Here first: a constructor has no running loop.
+        if self._is_parked:
+            if self._task is None and self._chip is not None:
+                self._task = asyncio.create_task(self._try_chip_again())
             return
         self._queue.reconfigure(**user_config)
-        if self._canary_task is None:  # here first: a constructor has no running loop
-            self._canary_task = asyncio.create_task(self._ask_canary())
+        if self._task is None:
+            self._task = asyncio.create_task(self._ask_canary())
+
+    def _stop_watching(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        if self._watchdog is not None:
+            self._watchdog.close()
 
     def __del__(self) -> None:
         model = getattr(self, "_model", None)
         if model is not None:
-            if self._canary_task is not None:
-                self._canary_task.cancel()
-            if self._watchdog is not None:
-                self._watchdog.close()
+            self._stop_watching()
             self._queue.close()
             self._host.shutdown(wait=False, cancel_futures=True)
             model.close()
@@ -274,12 +363,6 @@ def _session_folder() -> Path:
 
     assert _global_node is not None  # or this were no actor
     return Path(_global_node.get_session_dir_path())
-
-
-def _visible_chip() -> int | None:
-    """The chip that Ray gave this actor, from TT_VISIBLE_DEVICES."""
-    first = os.environ.get("TT_VISIBLE_DEVICES", "").split(",")[0].strip()
-    return int(first) if first.isdigit() else None
 
 
 def _waited_ms(grounded: Grounded, elapsed_ms: float) -> float:

@@ -77,10 +77,12 @@ class DigestRouter(RequestRouter):
 
     def _candidate(self, replica: RunningReplica) -> Candidate:
         metadata: Mapping[str, Any] = replica.replica_metadata
+        stats: Mapping[str, Any] = replica.routing_stats
         unique_id = replica.replica_id.unique_id
         return Candidate(
             replica_id=unique_id,
             place=str(metadata.get("place", unique_id)),
             load=self.replica_queue_len_cache.get(replica.replica_id) or 0,
-            parked=bool(metadata.get("parked", False)),
+            # The metadata is of the start; a replica can be parked later.
+            parked=bool(stats.get("parked", metadata.get("parked", False))),
         )

@@ -194,7 +194,9 @@ class Failure:
     Attributes:
         problem: for the client.
         replica: who failed.
+        parked: it never tried: its chip is parked.
     """
 
     problem: Problem
     replica: str
+    parked: bool = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sam3_ray import chips
+from sam3_ray import chips, device_open_kwargs
 from sam3_ray.backends.blackhole import opening
 from sam3_ray.errors import ChipUnavailableError
 
@@ -105,6 +107,43 @@ def test_kernels_of_each_chip_have_a_folder(
         monkeypatch.setenv(chips.VISIBLE_DEVICES, visible)
         names.add(opening.kernel_cache(device_id).relative_to(tmp_path).as_posix())
     assert names == {"kernels/0", "kernels/3", "kernels/0000-41-00.0", "kernels/5"}
+
+
+@pytest.mark.parametrize(
+    ("boards", "visible", "given", "named"),
+    [
+        (["p300c", "p300c"], "1", None, True),  # one of a board's two
+        (["p300c", "p300c"], None, None, False),  # tt-metal knows the whole board
+        (["p150a"], None, None, False),
+        (["p150a", "p150b"], "1", None, False),
+        (["galaxy"] * 4, "0000:04:00.0", None, True),
+        (["p300c", "p300c"], "1", "/my/own.textproto", False),
+        ([None], None, None, False),  # the driver does not tell: left to tt-metal
+    ],
+)
+def test_the_mesh_of_one_chip_of_many_is_named(
+    machine: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    boards: list[str | None],
+    visible: str | None,
+    given: str | None,
+    named: bool,
+) -> None:
+    found = tuple(
+        chips.Chip(i, i, pci_address=f"0000:0{i + 1}:00.0", card=board)
+        for i, board in enumerate(boards)
+    )
+    machine(chips.Machine(found), visible)
+    monkeypatch.delenv("TT_METAL_MOCK_CLUSTER_DESC_PATH", raising=False)
+    monkeypatch.setenv("TT_MESH_GRAPH_DESC_PATH", given or "")
+    device_open_kwargs(0, "worker")
+    value = os.environ["TT_MESH_GRAPH_DESC_PATH"]
+    if named:
+        # The stock wheel's own file, of one Blackhole chip.
+        assert re.search(r"arch:\s*BLACKHOLE", Path(value).read_text())
+        assert re.search(r"device_topology\s*{\s*dims:\s*\[\s*1\s*,\s*1", Path(value).read_text())
+    else:
+        assert value == (given or "")
 
 
 def test_the_environment_is_set_before_ttnn_is_imported(tmp_path: Path) -> None:

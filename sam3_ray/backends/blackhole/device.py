@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from sam3_ray import chips
 from sam3_ray.backends.blackhole.dispatch import Choice, Mode, board_type, prepare_environment
+from sam3_ray.backends.blackhole.mesh import describe_mesh
 
 DISPATCH_MODES = get_args(Choice)
 
@@ -26,7 +27,8 @@ TRACE_REGION_SIZE = 2 * TRACE_PROGRAMS * TRACE_BYTES_A_PROGRAM
 
 def device_open_kwargs(device_id: int = 0, dispatch: str = "auto") -> dict[str, Any]:
     """The arguments that ``from_pretrained`` opens a chip with. Call it before ttnn is imported: where ETH
-    dispatch is used it may set TT_METAL_RUNTIME_ROOT, which ttnn reads then::
+    dispatch is used it may set TT_METAL_RUNTIME_ROOT, and for one chip of a board with several
+    TT_MESH_GRAPH_DESC_PATH, which ttnn reads then::
 
         arguments = device_open_kwargs()
         import ttnn
@@ -58,8 +60,10 @@ def open_arguments(device_id: int, mode: Mode) -> dict[str, Any]:
     """The arguments of ``ttnn.open_device`` for a dispatch that is decided. ``eth`` imports ttnn.
 
     Raises:
+        ValueError: TT_VISIBLE_DEVICES names a chip that is not here.
         RuntimeError: ``eth`` where ttnn sees no chip.
     """
+    describe_mesh(device_id)
     arguments: dict[str, Any] = {
         "device_id": device_id,
         "l1_small_size": L1_SMALL_SIZE,

@@ -38,9 +38,6 @@ Choice = Literal["auto", "eth", "worker"]
 COMMAND = "sam3-ray chips enable-eth"
 """What tries ETH dispatch, and remembers the answer."""
 
-MOCK_CLUSTER = "TT_METAL_MOCK_CLUSTER_DESC_PATH"
-"""tt-metal's variable that puts an emulated cluster in place of the chips."""
-
 MOCK_BOARD = "mock"
 """Board type of an emulated cluster: what was seen there says nothing of a real board."""
 
@@ -93,7 +90,7 @@ def board_type(device_id: int = 0) -> str | None:
     Raises:
         ValueError: TT_VISIBLE_DEVICES names a chip that is not here.
     """
-    if os.environ.get(MOCK_CLUSTER):
+    if os.environ.get(chips.MOCK_CLUSTER):
         return MOCK_BOARD
     visible = chips.look().visible()
     return (visible[device_id].card or "unknown") if device_id < len(visible) else None

@@ -7,10 +7,12 @@ second start only reads and uploads.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -145,11 +147,10 @@ class WeightStore:
         self._check(weights, path)
         for parameter in self.parameters.values():
             try:
-                tensor = cache.read(parameter) if cache is not None else None
-                if tensor is None:
+                if cache is None:
                     tensor = _converted(parameter, weights)
-                    if cache is not None:
-                        cache.write(parameter, tensor)
+                else:
+                    tensor = cache.read_or_convert(parameter, weights)
                 parameter._value = (
                     tensor
                     if parameter.on_host
@@ -196,10 +197,36 @@ class WeightStore:
 class ConvertedWeights:
     """Files of converted tensors; a folder holds those of one checkpoint, ttnn version and precision.
 
-    Several processes may fill one folder: a file appears whole or not at all.
+    Several processes may fill one folder: a file appears whole or not at all, and each tensor is converted
+    by one of them while the others wait for its file (the replicas of a host start together).
     """
 
     folder: Path
+
+    def read_or_convert(self, parameter: Parameter, weights: Mapping[str, Tensor]) -> Any:
+        """The host tensor, from its file, which is written where it is missing."""
+        tensor = self.read(parameter)
+        if tensor is not None:
+            return tensor
+        with self._alone():
+            tensor = self.read(parameter)  # another process may have had the lock
+            if tensor is None:
+                tensor = _converted(parameter, weights)
+                self.write(parameter, tensor)
+        return tensor
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the folder's lock, which the kernel takes back from a process that dies. Where no lock can be
+        had (a read-only disk, a network file system without locks) each process works for itself."""
+        with ExitStack() as held:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                lock = held.enter_context((self.folder / ".lock").open("a"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError as error:
+                logger.info("%s cannot be locked (%s)", self.folder, error)
+            yield
 
     def read(self, parameter: Parameter) -> Any:
         """The host tensor, or None where it has not been written, or cannot be read any more."""

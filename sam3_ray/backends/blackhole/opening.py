@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from sam3_ray import chips
 from sam3_ray.backends.blackhole.device import device_open_kwargs
-from sam3_ray.backends.blackhole.dispatch import MOCK_CLUSTER
 from sam3_ray.errors import ChipUnavailableError
 from sam3_ray.settings import cache_folder
 
@@ -112,7 +111,7 @@ def _checked_given(device: Any) -> int:
 
 def _check_machine(device_id: int) -> None:
     """What can be known without opening anything."""
-    if os.environ.get(MOCK_CLUSTER):
+    if os.environ.get(chips.MOCK_CLUSTER):
         return
     machine = chips.look()
     if not machine.chips:
