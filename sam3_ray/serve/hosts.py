@@ -98,8 +98,8 @@ def pinned_chip(value: str | None, machine: chips.Machine | None = None) -> int:
     if len(names) != 1 or value == chips.NO_CHIPS:
         raise ChipPinningError(
             f"a replica sees exactly one chip, but {chips.VISIBLE_DEVICES}={value!r} here. Ray sets it from "
-            f"resources={{'{chips.RAY_RESOURCE}': 1}}: unset RAY_EXPERIMENTAL_NOSET_TENSTORRENT_VISIBLE_DEVICES, "
-            "and leave the variable out of a runtime_env"
+            f"resources={{'{chips.RAY_RESOURCE}': 1}}: unset "
+            "RAY_EXPERIMENTAL_NOSET_TENSTORRENT_VISIBLE_DEVICES, and leave the variable out of a runtime_env"
         )
     if names[0].isdigit():
         return int(names[0])

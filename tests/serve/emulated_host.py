@@ -1,7 +1,7 @@
 """The real application on emulated chips, in a Ray of its own: a process that a test starts.
 
-``python -m tests.serve.emulated_host FOLDER --nodes 2 --chips 2`` prints one JSON line (url, address) when it is
-ready, and ends when its stdin is closed.
+``python -m tests.serve.emulated_host FOLDER --nodes 2 --chips 2`` prints one JSON line (url, address) when it
+is ready, and ends when its stdin is closed.
 """
 
 from __future__ import annotations
