@@ -31,6 +31,7 @@ from sam3_ray.serve.access import Access
 from sam3_ray.serve.bodies import make_job
 from sam3_ray.serve.config import ServeConfig
 from sam3_ray.serve.errors import Problem, ProblemError, ProblemType
+from sam3_ray.serve.metrics import IngressMetrics
 from sam3_ray.serve.parking import PARK_TIMEOUT_S
 from sam3_ray.serve.plan import REPLICA_DEPLOYMENT, Plan
 from sam3_ray.serve.quarantine import Quarantine
@@ -71,7 +72,8 @@ class Ingress:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The HTTP application; Serve asks for it once, in the replica."""
-        return http_app(self, self._limits, self._config.deadline_s, self._access)
+        metrics = IngressMetrics()
+        return http_app(self, self._limits, self._config.deadline_s, self._access, metrics.request)
 
     async def predict(
         self,

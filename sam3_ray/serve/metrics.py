@@ -13,10 +13,45 @@ from typing import Any
 from ray.serve.metrics import Counter, Gauge, Histogram
 
 from sam3_ray.answers import STAGES
+from sam3_ray.serve.errors import ProblemType
+from sam3_ray.serve.request_log import CLIENT_GONE
 
 STAGE_BUCKETS_MS: list[float] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 3e4, 6e4]
 
 OUTCOMES = ("ok", "client_error", "failed", "cancelled")
+
+LEVELS = ("file", "pixels", "miss")
+"""Where an image was found: by its file's digest, not even decoded; by its pixels; or not."""
+
+CHOICES = ("first", "hot", "overflow")
+"""Which replica an image was sent to: its own; a copy, because it is hot; another, because its own had too
+much to do."""
+
+
+class IngressMetrics:
+    """What the ingress counts."""
+
+    def __init__(self) -> None:
+        self._requests = _Total("sam3_http_requests", "HTTP requests by status.", ("status",))
+        for status in sorted({200, CLIENT_GONE, *(kind.status for kind in ProblemType)}):
+            self._requests.add(0, {"status": str(status)})
+
+    def request(self, status: int) -> None:
+        """One request has ended."""
+        self._requests.add(1, {"status": str(status)})
+
+
+class RouterMetrics:
+    """What the router counts, in the ingress's process."""
+
+    def __init__(self) -> None:
+        self._routed = _Total("sam3_routed", "Requests by which replica they got.", ("choice",))
+        for choice in CHOICES:
+            self._routed.add(0, {"choice": choice})
+
+    def routed(self, choice: str) -> None:
+        """One request was sent; ``choice`` is one of ``CHOICES``."""
+        self._routed.add(1, {"choice": choice})
 
 
 class ReplicaMetrics:
@@ -30,6 +65,7 @@ class ReplicaMetrics:
         self._chip = {"chip": "cpu" if chip is None else str(chip)}
         self._requests = _Total("sam3_requests", "Requests by outcome.", ("outcome", "chip"))
         self._images = _Total("sam3_images", "Images by what the cache had.", ("cache", "chip"))
+        self._phrases = _Total("sam3_phrases", "Phrases by what the cache had.", ("cache", "chip"))
         self._instances = _Total("sam3_instances", "Instances found.", ("chip",))
         self._stages = Histogram(
             "sam3_stage_ms",
@@ -61,8 +97,9 @@ class ReplicaMetrics:
         self.parked(False)
         for outcome in OUTCOMES:
             self._requests.add(0, {"outcome": outcome} | self._chip)
-        for state in ("hit", "miss"):
-            self._images.add(0, {"cache": state} | self._chip)
+        for level in LEVELS:
+            self._images.add(0, {"cache": level} | self._chip)
+        self.phrases(0, 0)
         self._instances.add(0, self._chip)
         self.cache({})
 
@@ -76,13 +113,21 @@ class ReplicaMetrics:
         self._call_requests.add(requests, self._chip)
         self._call_seconds.add(seconds, self._chip)
 
+    def phrases(self, hits: int, misses: int) -> None:
+        """So many phrases more that were encoded before, and that were not."""
+        self._phrases.add(hits, {"cache": "hit"} | self._chip)
+        self._phrases.add(misses, {"cache": "miss"} | self._chip)
+
     def parked(self, parked: bool) -> None:
         """Whether the chip is parked; Ray drops a gauge that is not set again within two of its reports."""
         self._parked.set(float(parked), tags=self._chip)
 
     def answer(self, *, cached: bool, instances: int, timing_ms: Mapping[str, float]) -> None:
         """One request was answered."""
-        self._images.add(1, {"cache": "hit" if cached else "miss"} | self._chip)
+        level = "miss"
+        if cached:
+            level = "pixels" if timing_ms.get("decode", 0.0) > 0 else "file"
+        self._images.add(1, {"cache": level} | self._chip)
         self._instances.add(instances, self._chip)
         for stage in ("queue", *STAGES):
             if stage in timing_ms:

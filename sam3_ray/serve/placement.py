@@ -123,6 +123,16 @@ class Placement:
             self.hot.sent(digest, order[0].place)
         return order
 
+    def why(self, digest: str, chosen: Candidate, candidates: Sequence[Candidate]) -> str:
+        """Why an image went to a replica: ``first`` (its own), ``hot`` (a copy of it is there, or is made
+        there, because it is hot), ``overflow`` (its own has too much to do, or failed)."""
+        usable = [c for c in candidates if not c.parked] or list(candidates)
+        order = [c.replica_id for c in preference(digest, usable)]
+        rank = order.index(chosen.replica_id)
+        if rank == 0:
+            return "first"
+        return "hot" if rank < self.hot.width(digest, len(order)) else "overflow"
+
     def _hot_first(self, digest: str, order: list[Candidate]) -> list[Candidate]:
         """The replicas of a hot image by their load; of two alike, the one that had less to do lately."""
         width = self.hot.width(digest, len(order))

@@ -74,6 +74,7 @@ class Sam3Replica:
         self._max_mask_pixels = config.max_mask_pixels or settings().max_mask_pixels
         self._watch = DeviceWatch(config.device_call_limit_s, limit_s=config.chip_timeout_s)
         self._counted = (0, 0, 0.0)
+        self._phrases_counted = (0, 0)
         self._incidents = Incidents(_session_folder(), f"{node}-{slot}")
         self._parking = Parking(_session_folder(), f"{node}-{slot}")
         self._park_retry_s = config.park_retry_s
@@ -318,7 +319,12 @@ class Sam3Replica:
         self._metrics.device(calls - was[0], requests - was[1], seconds - was[2])
         if self._model is None:
             return {"parked": self._is_parked}
-        cache = self._model.engine.stats()["image_cache"]
+        stats = self._model.engine.stats()
+        cache, texts = stats["image_cache"], stats["text_cache"]
+        phrases = texts["hits"], texts["misses"]
+        known = self._phrases_counted
+        self._phrases_counted = phrases
+        self._metrics.phrases(phrases[0] - known[0], phrases[1] - known[1])
         # Ray drops a gauge that is not set again within two of its reports.
         self._metrics.cache(cache)
         return {

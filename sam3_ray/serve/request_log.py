@@ -7,12 +7,16 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADER = "X-Request-Id"
+
+CLIENT_GONE = 499
+"""Status of a request whose client hung up, as the log and the metrics have it."""
 
 logger = logging.getLogger("sam3_ray.requests")
 
@@ -38,10 +42,15 @@ class RequestLog:
 
     The line has ``id``, ``method``, ``path`` (no query), ``status`` (499: the client went away), ``ms``, and
     what ``note`` added: ``digest``, ``caller``, ``problem``, ``replica`` and the stages in ``timing_ms``.
+
+    Args:
+        app: the application.
+        count: told the status of each.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, count: Callable[[int], None] | None = None) -> None:
         self.app = app
+        self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -50,7 +59,7 @@ class RequestLog:
         identity = request_id(Headers(scope=scope).get(HEADER))
         note(scope, id=identity)
         started = time.perf_counter()
-        status = 499
+        status = CLIENT_GONE
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -72,4 +81,6 @@ class RequestLog:
                 "status": status,
                 "ms": round((time.perf_counter() - started) * 1000.0, 2),
             }
+            if self._count is not None:
+                self._count(status)
             logger.info(json.dumps(line | scope["state"]["request_log"], default=str))

@@ -16,6 +16,7 @@ from ray.serve._private.request_router.common import PendingRequest
 from ray.serve._private.request_router.replica_wrapper import RunningReplica
 from ray.serve._private.request_router.request_router import RequestRouter
 
+from sam3_ray.serve.metrics import RouterMetrics
 from sam3_ray.serve.placement import (
     DEFAULT_FREE_LOAD,
     DEFAULT_LOAD_FACTOR,
@@ -49,6 +50,7 @@ class DigestRouter(RequestRouter):
         self._placement = Placement(
             num_fallbacks=num_fallbacks, load_factor=load_factor, free_load=free_load
         )
+        self._metrics = RouterMetrics()
 
     async def choose_replicas(
         self,
@@ -64,14 +66,18 @@ class DigestRouter(RequestRouter):
         pending_request.routing_context.should_backoff = True
         job = next((arg for arg in pending_request.args if isinstance(arg, PredictJob)), None)
         avoid = frozenset[str]() if job is None else job.avoid
+        digest = pending_request.metadata.session_id or pending_request.metadata.internal_request_id
+        candidates = [self._candidate(replica) for replica in candidate_replicas]
         chosen = self._placement.choose(
-            pending_request.metadata.session_id or pending_request.metadata.internal_request_id,
-            [self._candidate(replica) for replica in candidate_replicas],
+            digest,
+            candidates,
             digest_only=job is not None and job.image is None,
             avoid=avoid,
             # A request that comes again, because replicas were full or one failed, is no new demand.
             counts=first_round and not avoid,
         )
+        if first_round and job is not None and chosen:
+            self._metrics.routed(self._placement.why(digest, chosen[0], candidates))
         by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         return [[by_id[candidate.replica_id]] for candidate in chosen]
 

@@ -6,6 +6,7 @@ Knows nothing of Ray: it is given a ``Service``.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -68,7 +69,11 @@ class Service(Protocol):
 
 
 def http_app(
-    service: Service, limits: Limits, deadline_s: float, access: Access | None = None
+    service: Service,
+    limits: Limits,
+    deadline_s: float,
+    access: Access | None = None,
+    count: Callable[[int], None] | None = None,
 ) -> FastAPI:
     """The application.
 
@@ -77,6 +82,7 @@ def http_app(
         limits: of a request.
         deadline_s: seconds from a request's first byte to its answer; a client can only ask for fewer.
         access: the keys, one of which a request has to send; None asks for none.
+        count: told the status of each request when it has ended.
     """
     app = FastAPI(
         title="sam3_ray",
@@ -90,7 +96,7 @@ def http_app(
     uploads = UploadSpace(limits.upload_space_bytes)
     app.add_middleware(_Keys, access=access)
     app.add_middleware(_SecurityHeaders)
-    app.add_middleware(RequestLog)
+    app.add_middleware(RequestLog, count=count)
     _handle_errors(app)
 
     @app.post(
