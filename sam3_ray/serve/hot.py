@@ -1,9 +1,12 @@
-"""Which images are asked for so often that one replica is too few.
+"""What was asked for lately: which images live where, and which need more than one replica.
 
 Each digest's share of the recent requests, times the chips that the requests in flight keep busy, is the
 load of that digest in chips. One that needs more than ``SHARE_OF_A_CHIP`` of a chip is hot, and as many
 replicas answer it as keep its part of each below that. Counts halve every ``half_life_s``: an image that is
 no longer asked for is forgotten, and the replicas that held a copy use the room for others.
+
+An image that was asked for lately has a home: the replica that was chosen for it then, which has its
+features.
 """
 
 from __future__ import annotations
@@ -22,12 +25,20 @@ MIN_REQUESTS = 8.0
 MAX_TRACKED = 4096
 """Digests that are counted; beyond it those with less than one recent request are dropped."""
 
+WARM_REQUESTS = 1.5
+"""With fewer recent requests, this one counted, an image's features may have gone, and its home is free."""
+
+NEW_IMAGE_WORK = 2.5
+"""What a request for an image that is new to a replica costs there, in requests for one that it has: an image
+part and two prompts against two prompts, on the chip that ``perf/routing.py`` simulates."""
+
 _RESCALE_AT = 2.0**40
 
 
 @dataclass
 class _Digest:
     count: float = 0.0
+    home: str | None = None
     seen: set[str] = field(default_factory=set)
 
 
@@ -87,15 +98,34 @@ class HotSet:
         load = known.count / self._total * busy_chips
         return min(replicas, max(1, math.ceil(load / SHARE_OF_A_CHIP)))
 
+    def home(self, digest: str) -> str | None:
+        """The place where an image lives, as far as is known."""
+        known = self._digests.get(digest)
+        return None if known is None else known.home
+
+    def is_warm(self, digest: str) -> bool:
+        """Whether the image was asked for so lately that its home has it still."""
+        known = self._digests.get(digest)
+        return known is not None and known.count >= WARM_REQUESTS * self._unit()
+
+    def settle(self, digest: str, place: str) -> None:
+        """An image lives here from now on; copies of before have gone."""
+        known = self._digests.get(digest)
+        if known is not None:
+            known.home, known.seen = place, set()
+
     def sent(self, digest: str, place: str) -> None:
         """A request that carries the image was sent to this place: its cache holds the image from now on."""
-        self._work[place] = self._work.get(place, 0.0) + self._unit()
         known = self._digests.get(digest)
+        work = self._unit()
+        if known is None or place not in known.seen:
+            work *= NEW_IMAGE_WORK
+        self._work[place] = self._work.get(place, 0.0) + work
         if known is not None:
             known.seen.add(place)
 
     def recent(self, place: str) -> float:
-        """Requests that were sent to this place lately, in a unit that only compares."""
+        """Work that was sent to this place lately, in a unit that only compares."""
         return self._work.get(place, 0.0)
 
     def seen(self, digest: str) -> frozenset[str]:

@@ -5,7 +5,9 @@ digest, the form of consistent hashing that needs no ring and spreads evenly wit
 that comes or goes moves only its own share of the images. A replica's key is its place, not Ray's random id
 of it: after a restart it gets the same images again.
 
-- An image goes to the first of its order.
+- An image goes to the first of its order; where that has had more work than the others lately, to the one of
+  its first few that has had least. That is its home while it is asked for: it moves only when its features
+  are likely to have gone anyway.
 - A hot one (see ``hot``) goes to the least loaded of the first few, as many as its load needs, so that
   neither it nor the images which share a chip with it wait while other chips idle.
 - A replica with far more requests than the others is passed over (bounded load). That is a bound for bad
@@ -29,6 +31,10 @@ from sam3_ray.serve.hot import HotSet
 DEFAULT_NUM_FALLBACKS = 2
 DEFAULT_LOAD_FACTOR = 1.25
 DEFAULT_FREE_LOAD = 16
+
+BALANCE = 1.1
+"""A replica with more recent work than this many times the mean is no new image's home. Chosen on seeds 0 to
+3 of ``perf/routing.py``, which measures with others."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ class Placement:
         usable = [c for c in candidates if not c.parked] or list(candidates)
         if counts:
             self.hot.arrived(digest, sum(c.load for c in usable))
-        order = preference(digest, usable)
+        order = self._home_first(digest, preference(digest, usable), may_move=not digest_only)
         if digest_only:
             order = self._holders_first(digest, order)
         else:
@@ -124,14 +130,33 @@ class Placement:
         return order
 
     def why(self, digest: str, chosen: Candidate, candidates: Sequence[Candidate]) -> str:
-        """Why an image went to a replica: ``first`` (its own), ``hot`` (a copy of it is there, or is made
-        there, because it is hot), ``overflow`` (its own has too much to do, or failed)."""
+        """Why an image went to a replica: ``first`` (its home), ``hot`` (a copy of it is there, or is made
+        there, because it is hot), ``overflow`` (its home has too much to do, or failed)."""
         usable = [c for c in candidates if not c.parked] or list(candidates)
-        order = [c.replica_id for c in preference(digest, usable)]
-        rank = order.index(chosen.replica_id)
+        order = self._home_first(digest, preference(digest, usable), may_move=False)
+        rank = order.index(chosen)
         if rank == 0:
             return "first"
         return "hot" if rank < self.hot.width(digest, len(order)) else "overflow"
+
+    def _home_first(
+        self, digest: str, order: list[Candidate], *, may_move: bool
+    ) -> list[Candidate]:
+        known = self.hot.home(digest)
+        home = next((c for c in order if c.place == known), None)
+        if may_move and order and (home is None or not self.hot.is_warm(digest)):
+            home = self._new_home(order)
+            self.hot.settle(digest, home.place)
+        if home is None:
+            return order
+        return [home, *(c for c in order if c is not home)]
+
+    def _new_home(self, order: list[Candidate]) -> Candidate:
+        """The first, or one of those that a request with the digest alone would look for it at."""
+        work = {c.place: self.hot.recent(c.place) for c in order}
+        if work[order[0].place] <= BALANCE * sum(work.values()) / len(order):
+            return order[0]
+        return min(order[: 1 + self._num_fallbacks], key=lambda c: work[c.place])
 
     def _hot_first(self, digest: str, order: list[Candidate]) -> list[Candidate]:
         """The replicas of a hot image by their load; of two alike, the one that had less to do lately."""

@@ -45,7 +45,9 @@ class Parts:
         vars(self.replica).update(
             _name="r",
             _chip=None,
-            _parked=None,
+            _place="here/cpu0",
+            _parking=SimpleNamespace(reason=None),
+            _ongoing=0,
             _metrics=Mock(),
             _watch=self.watch,
             _host=self.host,

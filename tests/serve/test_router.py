@@ -1,6 +1,8 @@
 """Which replica an image goes to."""
 
-from collections import Counter
+import random
+from collections import Counter, defaultdict
+from statistics import mean
 
 import pytest
 from hypothesis import given, settings
@@ -147,6 +149,84 @@ def test_a_request_that_comes_again_is_no_new_demand():
     for _ in range(50):
         placement.choose(DIGESTS[0], replicas(8, load0=9), digest_only=False, counts=False)
     assert placement.hot.width(DIGESTS[0], 8) == 1
+
+
+def aged(places_work: dict[str, int], now: list[float]) -> Placement:
+    """A placement whose places were sent so many requests, for images of their own."""
+    placement = Placement(clock=lambda: now[0])
+    for place, work in places_work.items():
+        for number in range(work):
+            placement.choose(f"{place}-{number}", [Candidate(place, place)], digest_only=False)
+    return placement
+
+
+def test_a_new_image_leaves_a_replica_that_has_had_more_work_and_then_stays():
+    now, some = [0.0], replicas(8)
+    busy = preference(DIGESTS[0], some)[0]
+    placement = aged({c.place: 40 if c == busy else 10 for c in some}, now)
+    home = placement.choose(DIGESTS[0], some, digest_only=False)[0]
+    assert home != busy
+    assert home in preference(DIGESTS[0], some)[:3], "a digest alone would not find it elsewhere"
+    for place in preference(DIGESTS[0], some):  # whoever has had most work since
+        for _ in range(30):
+            placement.hot.sent("other", place.place)
+        assert placement.choose(DIGESTS[0], some, digest_only=False)[0] == home
+        assert placement.choose(DIGESTS[0], some, digest_only=True)[0] == home
+    without = [c for c in some if c != home]
+    assert placement.choose(DIGESTS[0], without, digest_only=False)[0] in without
+
+
+def test_an_image_that_was_forgotten_goes_back_to_the_first():
+    now, some = [0.0], replicas(8)
+    busy = preference(DIGESTS[0], some)[0]
+    placement = aged({c.place: 40 if c == busy else 10 for c in some}, now)
+    assert placement.choose(DIGESTS[0], some, digest_only=False)[0] != busy
+    now[0] += 3600
+    for candidate in some:
+        placement.hot.sent("other", candidate.place)
+    assert placement.choose(DIGESTS[0], some, digest_only=False)[0] == busy
+
+
+def test_why_an_image_went_where_it_went():
+    placement, digest, some = Placement(), DIGESTS[0], replicas(4)
+    order = preference(digest, some)
+    placement.choose(digest, some, digest_only=False)
+    assert placement.why(digest, order[0], some) == "first"
+    assert placement.why(digest, order[3], some) == "overflow"
+    for _ in range(60):
+        placement.choose(digest, replicas(4, load0=9, load1=9), digest_only=False)
+    assert placement.hot.width(digest, 4) > 1
+    home = next(c for c in some if c.place == placement.hot.home(digest))
+    other = next(c for c in order if c != home)
+    assert placement.why(digest, home, some) == "first"
+    assert placement.why(digest, other, some) == "hot"
+
+
+def test_cold_images_do_not_wait_behind_a_hot_one():
+    """On simulated chips: those that share the hot image's chip wait no longer than those that do not."""
+    from perf import routing
+
+    rng = random.Random(5)
+    hot, cold = 0, range(1, 500)
+    images = [hot if rng.random() < 0.4 else rng.choice(cold) for _ in range(6000)]
+
+    def waits(router):
+        outcome = routing.simulate(router, images, rate=55.0, seed=5)
+        by_chip = defaultdict(list)
+        for image, latency in zip(images, outcome.latencies, strict=True):
+            if image != hot:
+                by_chip[preference(routing.digest_of(image), CHIPS)[0]].append(latency)
+        home = preference(routing.digest_of(hot), CHIPS)[0]
+        others = [mean(by_chip[c]) for c in CHIPS if c != home]
+        return mean(by_chip[home]), mean(others)
+
+    beside, elsewhere = waits(routing.ours())
+    assert beside < 1.5 * elsewhere
+    beside, elsewhere = waits(routing.strict_affinity())
+    assert beside > 10 * elsewhere, "or the test shows nothing"
+
+
+CHIPS = [Candidate(f"host/chip{i}", f"host/chip{i}") for i in range(8)]
 
 
 @pytest.mark.parametrize(
