@@ -147,6 +147,11 @@ class ServeConfig(BaseModel):
         description="A file of bearer keys, `name: key` a line; requests without one get 401. Default: "
         "everyone who reaches the service may use it.",
     )
+    cors_origins: tuple[str, ...] = Field(
+        default=(),
+        description="Origins such as https://example.org whose pages may call the service from a browser; "
+        "'*' is every one. Default: none but its own page.",
+    )
     num_fallbacks: int = Field(
         default=2,
         ge=0,

@@ -73,7 +73,14 @@ class Ingress:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The HTTP application; Serve asks for it once, in the replica."""
         metrics = IngressMetrics()
-        return http_app(self, self._limits, self._config.deadline_s, self._access, metrics.request)
+        return http_app(
+            self,
+            self._limits,
+            self._config.deadline_s,
+            self._access,
+            metrics.request,
+            self._config.cors_origins,
+        )
 
     async def predict(
         self,

@@ -6,13 +6,14 @@ Knows nothing of Ray: it is given a ``Service``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Protocol
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.datastructures import Headers
@@ -23,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import sam3_ray
 from sam3_ray.serve.access import ANYONE, OPEN_PATHS, Access, Caller, check_may_predict
 from sam3_ray.serve.bodies import read_job
+from sam3_ray.serve.deadlines import HEADER as DEADLINE
 from sam3_ray.serve.deadlines import deadline, deadline_of
 from sam3_ray.serve.docs import (
     CSS,
@@ -32,6 +34,7 @@ from sam3_ray.serve.docs import (
     with_body_schemas,
 )
 from sam3_ray.serve.errors import MEDIA_TYPE, Problem, ProblemError, ProblemType, problem_of_status
+from sam3_ray.serve.request_log import HEADER as REQUEST_ID
 from sam3_ray.serve.request_log import RequestLog, note
 from sam3_ray.serve.schemas import PredictAnswer, PredictJob, Reply
 from sam3_ray.serve.uploads import Limits, UploadSpace
@@ -74,6 +77,7 @@ def http_app(
     deadline_s: float,
     access: Access | None = None,
     count: Callable[[int], None] | None = None,
+    cors_origins: Sequence[str] = (),
 ) -> FastAPI:
     """The application.
 
@@ -83,6 +87,7 @@ def http_app(
         deadline_s: seconds from a request's first byte to its answer; a client can only ask for fewer.
         access: the keys, one of which a request has to send; None asks for none.
         count: told the status of each request when it has ended.
+        cors_origins: whose pages may call it from a browser.
     """
     app = FastAPI(
         title="sam3_ray",
@@ -96,6 +101,14 @@ def http_app(
     uploads = UploadSpace(limits.upload_space_bytes)
     app.add_middleware(_Keys, access=access)
     app.add_middleware(_SecurityHeaders)
+    if cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", REQUEST_ID, DEADLINE],
+            expose_headers=[REQUEST_ID, "Retry-After"],
+        )
     app.add_middleware(RequestLog, count=count)
     _handle_errors(app)
 

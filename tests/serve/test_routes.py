@@ -7,8 +7,9 @@ from xml.etree import ElementTree
 import pytest
 
 from sam3_ray.serve.errors import ProblemType
+from sam3_ray.serve.routes import http_app
 from sam3_ray.serve.schemas import Options, PredictBody
-from tests.serve.fakes import Web, assert_problem
+from tests.serve.fakes import LIMITS, Web, assert_problem
 
 BODY = {"image_digest": "0" * 32}
 
@@ -150,3 +151,32 @@ def test_the_openapi_document_is_whole(web):
     body = document["components"]["schemas"]["PredictBody"]
     assert set(body["properties"]) == set(PredictBody.model_fields)
     assert body["additionalProperties"] is False
+
+
+def test_no_page_of_another_origin_may_call_unless_it_is_configured():
+    headers = {"origin": "https://example.org", "access-control-request-method": "POST"}
+    web = Web()
+    refused = web.call("OPTIONS", "/predict", headers=headers)
+    assert refused.status_code == 405
+    answered = web.call("GET", "/info", headers=headers)
+    assert not any(name.startswith("access-control") for name in answered.headers)
+
+    web.app = http_app(web.service, LIMITS, 5.0, cors_origins=["https://example.org"])
+    allowed = web.call("OPTIONS", "/predict", headers=headers)
+    assert allowed.status_code == 200
+    assert allowed.headers["access-control-allow-origin"] == "https://example.org"
+    other = web.call("OPTIONS", "/predict", headers=headers | {"origin": "https://else.org"})
+    assert "access-control-allow-origin" not in other.headers
+    answered = web.call("GET", "/info", headers=headers)
+    assert answered.headers["access-control-allow-origin"] == "https://example.org"
+    # A page's code may read only the headers that are named.
+    assert "x-request-id" in answered.headers["access-control-expose-headers"].lower()
+
+
+def test_every_status_is_counted():
+    web, counted = Web(), []
+    web.app = http_app(web.service, LIMITS, 5.0, count=counted.append)
+    web.call("GET", "/info")
+    web.call("GET", "/nothing")
+    web.post(content=b"", headers={"content-type": "image/png"})
+    assert counted == [200, 404, 400]
