@@ -38,8 +38,8 @@ configured host: these include it."""
 
 _STATS_PORT, _METRICS_PORT = "RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT"
 _BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
-_PORTS = {_STATS_PORT: 8404, _METRICS_PORT: 9101}
-"""Ray's own defaults."""
+_PORTS = {_STATS_PORT: 8404, _METRICS_PORT: 9101, "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": 8500}
+"""Ray's own defaults. The last is of the Python proxy that answers while HAProxy knows no ingress."""
 
 _LONGEST_SOCKET_PATH = 80
 """Of the 107 characters of a Unix socket's path; HAProxy adds its process's number for a moment."""
