@@ -22,7 +22,9 @@ HEAD_END = b"\r\n\r\n"
 class Connection(asyncio.Protocol):
     """One client. ``seen`` gets (start, end, status, body) of each answer."""
 
-    def __init__(self, requests: Iterator[bytes], seen: list[tuple[float, float, int, bytes]]) -> None:
+    def __init__(
+        self, requests: Iterator[bytes], seen: list[tuple[float, float, int, bytes]]
+    ) -> None:
         self._requests, self._seen = requests, seen
         self._received = bytearray()
         self._needed: int | None = None

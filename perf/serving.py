@@ -137,7 +137,9 @@ class Served:
         seconds = time.perf_counter() - started
         after = cpu_seconds()
         if seen["errors"] or set(seen["statuses"]) != {"200"}:
-            raise RuntimeError(f"not all is well: {seen['statuses']} {seen['errors'][:3]} {seen['refused']}")
+            raise RuntimeError(
+                f"not all is well: {seen['statuses']} {seen['errors'][:3]} {seen['refused']}"
+            )
         spent = {who: after[who] - before[who] for who in after if after[who] - before[who] > 0}
         return seen | {"cpu_of": spent, "seconds": seconds}
 
@@ -263,7 +265,14 @@ def cost(served: Served, seconds: float, rounds: int) -> dict[str, Any]:
 
 def latency(served: Served, requests: int, rounds: int) -> dict[str, Any]:
     """One client. ``layer`` has an image that is cached and no masks; ``new`` decodes and makes masks."""
-    from perf.serving_apps import IMAGE_S, PROMPT_S, InstantReplica, SimulatedReplica, empty, simulated
+    from perf.serving_apps import (
+        IMAGE_S,
+        PROMPT_S,
+        InstantReplica,
+        SimulatedReplica,
+        empty,
+        simulated,
+    )
 
     served.run("instant", simulated(InstantReplica, 1, cache=True))
     served.run("sam3", simulated(SimulatedReplica, 1, cache=False))
