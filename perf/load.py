@@ -1,4 +1,4 @@
-"""A closed loop over HTTP that costs little: so many connections, each sends a request when it has its answer.
+"""A closed loop over HTTP that costs little: each connection sends a request when it has its answer.
 
 A process of its own, which ``perf/serving.py`` starts: its CPU time is not the service's. Reads a job from
 standard input as JSON, writes what it saw to standard output.

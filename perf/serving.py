@@ -1,8 +1,8 @@
 """What the serving layer itself costs: the real application on simulated chips (60 ms an image, 20 ms a
 prompt), over real HTTP, always beside an empty Serve application in the same mode and the same run.
 
-throughput: closed loop, 720p JPEGs that are all new, 2 prompts, at so many chips, against what the chips could
-do; where the host's CPU time went, by process and by stage. cost: CPU time of a request without decoding and
+throughput: closed loop, 720p JPEGs, all new, 2 prompts, so many chips, against what the chips could do, and
+where the host's CPU time went, by process and by stage. cost: CPU time of a request without decoding and
 without masks, beside the empty application's. latency: one client. together: four requests for one image.
 
     python perf/serving.py [throughput] [cost] [latency] [together] [--mode plain|throughput|haproxy] ...
@@ -157,7 +157,7 @@ def cpu_seconds() -> Counter[str]:
 
 
 def kind_of(title: str) -> str:
-    """``ours ingress``, ``empty replica``, ``proxy``, ...; what the request does not pass is ``background``."""
+    """``sam3 ingress``, ``empty replicas``, ``proxy``, ...; what no request passes is ``background``."""
     if title.startswith("ray::ServeReplica:"):
         _, application, deployment = title.removeprefix("ray::").split(":")[:3]
         whose = "empty" if application == "empty" else application

@@ -58,7 +58,7 @@ class SimulatedReplica(Sam3Replica):
         torch.set_num_threads(1)
         self.simulated = CountingChip(self.image_s, self.prompt_s)
         engine = Engine(self.simulated, image_cache_bytes=config.image_cache_bytes)
-        with mock.patch.object(Sam3, "from_pretrained", lambda *_, **__: Sam3(engine, {})):
+        with mock.patch.object(Sam3, "from_pretrained", return_value=Sam3(engine, {})):
             super().__init__(config, plan)
         self.spent: Counter[str] = Counter()
         self._spent_lock = threading.Lock()

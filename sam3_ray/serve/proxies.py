@@ -46,7 +46,7 @@ _LONGEST_SOCKET_PATH = 80
 
 _SCRIPT = """\
 #!/bin/sh
-# Starts HAProxy for Serve, with its metrics and statistics on the loopback only: see sam3_ray/serve/proxies.py.
+# Starts HAProxy for Serve, its metrics and statistics on the loopback only: see sam3_ray/serve/proxies.py.
 set -eu
 configuration=
 before=
