@@ -59,7 +59,7 @@ def figure(throughput: Mapping[str, Mapping[str, Any]]) -> str:
     """The plot as SVG.
 
     Args:
-        throughput: of the results: mode, then number of chips, then ``result``.
+        throughput: of the results: mode, then number of chips, then ``machine`` and ``result``.
 
     Raises:
         ValueError: there is nothing to draw.
@@ -71,6 +71,7 @@ def figure(throughput: Mapping[str, Mapping[str, Any]]) -> str:
         }
         for mode, of in throughput.items()
     }
+    machine = next((told["machine"] for of in throughput.values() for told in of.values()), "")
     chips = sorted({count for of in measured.values() for count in of})
     if not chips:
         raise ValueError("the results have no throughput; run `python perf/serving.py throughput`")
@@ -83,7 +84,11 @@ def figure(throughput: Mapping[str, Mapping[str, Any]]) -> str:
         'aria-label="Requests a second over the number of simulated chips, by proxy mode">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         text(
-            LEFT, 24, "Requests a second, simulated chips, host of 2 cores", anchor="start", size=15
+            LEFT,
+            24,
+            f"Requests a second on simulated chips; host: {machine}",
+            anchor="start",
+            size=15,
         ),
     ]
     for per_s in (5, 10, 20, 50, 100, 200, 500):
