@@ -1,6 +1,8 @@
-"""What ``perf/serving.py`` serves: the real application on simulated chips, and an empty one beside it."""
+"""What ``perf/serving.py`` serves: the real application on simulated chips, and an empty one beside it.
 
-from __future__ import annotations
+No ``from __future__ import annotations`` here: FastAPI reads the annotations of the empty one where their names
+are not known.
+"""
 
 import os
 import threading
