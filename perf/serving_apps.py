@@ -1,6 +1,6 @@
 """What ``perf/serving.py`` serves: the real application on simulated chips, and an empty one beside it.
 
-No ``from __future__ import annotations`` here: FastAPI reads the annotations of the empty one where their names
+No ``from __future__ import annotations`` here: FastAPI reads the annotations of the empty one where names
 are not known.
 """
 
