@@ -33,20 +33,41 @@ IMAGE_SIZE = 1008
 
 
 class CountingChip(SimulatedChip):
-    """Counts image parts, and prompt runs by their number of phrases."""
+    """Counts image parts, and prompt runs by their number of phrases.
+
+    A chip takes no CPU time: what it finds for the same phrases is worked out once, the same in each image.
+    """
 
     def __init__(self, image_s: float, prompt_s: float) -> None:
         super().__init__(image_s=image_s, prompt_s=prompt_s, image_size=IMAGE_SIZE)
         self.images = 0
         self.runs: Counter[int] = Counter()
+        self._hold = self._prompt_s
+        self._grounded: dict[tuple[str, ...], Any] = {}
+        self._masks: dict[Any, Any] = {}
 
     def encode_image(self, prepared: Any) -> Any:
         self.images += 1
         return super().encode_image(prepared)
 
     def ground(self, image: Any, text: Any) -> Any:
-        self.runs[len(text)] += 1
-        return super().ground(image, text)
+        start, phrases = time.monotonic(), tuple(text)
+        self.runs[len(phrases)] += 1
+        if phrases not in self._grounded:
+            self._prompt_s = 0.0
+            self._grounded[phrases] = super().ground(image, text)
+        self._work(start, self._hold * len(phrases))
+        return self._grounded[phrases]
+
+    def read_masks(self, masks: Any, kept: Any) -> Any:
+        key = (masks.tobytes(), tuple(kept))
+        if key not in self._masks:
+            self._masks[key] = super().read_masks(masks, kept)
+        return self._masks[key]
+
+    def _work(self, start: float, seconds: float) -> None:
+        if seconds:
+            super()._work(start, seconds)
 
 
 class SimulatedReplica(Sam3Replica):

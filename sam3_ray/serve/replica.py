@@ -193,7 +193,6 @@ class Sam3Replica:
             instances=sum(map(len, grounded.instances)),
             timing_ms=timing,
         )
-        self._metrics.cache(engine.stats()["image_cache"])
         return reply
 
     def _failure(self, error: Exception) -> Failure:
