@@ -88,6 +88,10 @@ class Engine:
         key = self._pixel_keys.peek(digest) or digest
         return key in self._images
 
+    def is_ready(self, source: ImageSource) -> bool:
+        """Whether nothing is left to decode: the features are cached, or it was preloaded."""
+        return self._lookup(source) is not None
+
     def preload(self, source: ImageSource) -> None:
         """Decode and prepare an image unless its features are cached. Any thread.
 
@@ -102,12 +106,20 @@ class Engine:
         """Answer requests, in order. A bad one gets an ``error`` and costs the others nothing."""
         return [finish(grounded) for grounded in self.ground(requests)]
 
-    def ground(self, requests: Sequence[Request], *, keep: bool = True) -> list[Grounded]:
+    def ground(
+        self,
+        requests: Sequence[Request],
+        *,
+        keep: bool = True,
+        done: Callable[[int, Grounded], None] = lambda index, grounded: None,
+    ) -> list[Grounded]:
         """The device's share of a run. Calls from several threads take turns.
 
         Args:
             requests: any mix of images and phrases.
             keep: whether results go into the caches (the warm-up's do not).
+            done: told of each request, by its index, as soon as its image is done; others may follow. Called
+                on this thread, between two images: it should take no time.
 
         Returns:
             One for each request, in order; what went wrong with one is its ``error``.
@@ -129,6 +141,8 @@ class Engine:
             for key, members in groups.items():
                 step = partial(self._ground_image, images[key], members, grounded, keep)
                 _try(grounded, members, step)
+                for i in members:
+                    done(i, grounded[i])
         return grounded
 
     def check_open(self) -> None:

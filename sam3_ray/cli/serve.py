@@ -18,6 +18,7 @@ from sam3_ray.cli.main import INTERRUPTED, CommandError
 if TYPE_CHECKING:
     from sam3_ray.serve.launch import LocalService
     from sam3_ray.serve.preflight import Launch
+    from sam3_ray.serve.proxies import ProxyMode
 
 DESCRIPTION = """\
 Start the HTTP service on this machine, in a Ray of its own: one replica on each Tenstorrent chip, or one on
@@ -64,6 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--replicas", type=int, help="how many replicas (default: one a chip; on a CPU one)"
     )
     parser.add_argument(
+        "--proxy",
+        default="auto",
+        choices=("auto", "plain", "throughput", "haproxy"),
+        help="what stands in front: auto is the cheapest that works with the configuration (docs/serving.md)",
+    )
+    parser.add_argument(
         "--metrics-port",
         type=int,
         help="port of the metrics for Prometheus (default: any free one)",
@@ -86,6 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"note: {note}")
     service = LocalService(
         launch,
+        proxy=_proxy(arguments.proxy, launch),
         verbose=arguments.verbose,
         dashboard=arguments.dashboard,
         metrics_port=arguments.metrics_port,
@@ -130,6 +138,15 @@ def _check(arguments: argparse.Namespace) -> Launch:
             check_port("127.0.0.1", arguments.metrics_port, "--metrics-port")
         return launch
     except (PreflightError, AddressError) as error:
+        raise CommandError(str(error)) from error
+
+
+def _proxy(wanted: str, launch: Launch) -> ProxyMode:
+    from sam3_ray.serve.proxies import ProxyError, choose
+
+    try:
+        return choose(wanted, launch.values.get("http_options", {}))
+    except ProxyError as error:
         raise CommandError(str(error)) from error
 
 

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from sam3_ray.settings import MAX_PROMPTS_LIMIT
 
-CONCURRENT_BATCHES = 2
-"""Batches of a replica at a time: one on the device, and what did not fit into it."""
+BATCHES_IN_HAND = 2
+"""Batches that a replica has room for: one on the device, and the next one, which is decoded meanwhile."""
 
 CHIP_NAMES = ("{device}", "{pci_address}")
 """What of a reset command stands for the chip."""
@@ -97,7 +97,11 @@ class ServeConfig(BaseModel):
     )
     max_batch_size: int = Field(default=8, ge=1, le=256, description="Requests of one device call.")
     batch_wait_s: float = Field(
-        default=0.002, ge=0, le=10, description="How long a batch waits for more requests."
+        default=0.0,
+        ge=0,
+        le=10,
+        description="How long a batch waits for more requests while the device idles. 0: what came while the "
+        "device was busy is the next batch, and nothing waits for nothing.",
     )
     max_ongoing_requests: int = Field(
         default=24,
@@ -183,11 +187,11 @@ class ServeConfig(BaseModel):
 
     @model_validator(mode="after")
     def _batches_fit(self) -> Self:
-        needed = self.max_batch_size * CONCURRENT_BATCHES
+        needed = self.max_batch_size * BATCHES_IN_HAND
         if self.max_ongoing_requests < needed:
             raise ValueError(
                 f"max_ongoing_requests is {self.max_ongoing_requests}, but max_batch_size "
-                f"{self.max_batch_size} needs at least {needed} ({CONCURRENT_BATCHES} batches at a time)"
+                f"{self.max_batch_size} needs at least {needed}: one batch on the device, one to come"
             )
         return self
 

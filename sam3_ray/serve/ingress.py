@@ -60,7 +60,10 @@ class Ingress:
     """
 
     def __init__(self, replicas: DeploymentHandle[Any], config: ServeConfig, plan: Plan) -> None:
-        self._replicas = replicas
+        # Jobs and replies are plain data: no need of the slower cloudpickle (where messages go over gRPC).
+        self._replicas = replicas.options(
+            request_serialization="pickle", response_serialization="pickle"
+        )
         self._config = config
         self._plan = plan
         self._limits = limits_of(config)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import ssl
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -20,8 +23,9 @@ import psutil
 from sam3_ray import chips
 from sam3_ray.local_ray import StartedProcesses, adopt_orphans
 from sam3_ray.ray_messages import cause_of, one_line
+from sam3_ray.serve import proxies
 from sam3_ray.serve.preflight import Launch
-from sam3_ray.settings import MIB, settings
+from sam3_ray.settings import settings
 
 POLL_S = 0.2
 STILL_STARTING_S = 30.0
@@ -38,6 +42,7 @@ class LocalService:
 
     Args:
         launch: what to start.
+        proxy: which of Serve's proxies stands in front.
         verbose: leave Ray's and Serve's messages on the console.
         dashboard: also start Ray's dashboard.
         metrics_port: where Prometheus finds the metrics; None: any free port.
@@ -47,11 +52,14 @@ class LocalService:
         self,
         launch: Launch,
         *,
+        proxy: proxies.ProxyMode = "plain",
         verbose: bool = False,
         dashboard: bool = False,
         metrics_port: int | None = None,
     ) -> None:
         self._launch = launch
+        self._proxy = proxy
+        self._proxy_folder: Path | None = None
         self._verbose = verbose
         self._dashboard = dashboard
         self._metrics_port = metrics_port
@@ -76,6 +84,7 @@ class LocalService:
         adopt_orphans()
         self._processes = StartedProcesses()
         _prepare_environment(self._launch)
+        self._prepare_proxy()
         if not self._verbose:
             _quiet_logging()
         for last in (False, True):
@@ -96,6 +105,17 @@ class LocalService:
         self._deploy()
         self._wait_until_running(report)
         self._wait_until_answering()
+
+    def _prepare_proxy(self) -> None:
+        self._proxy_folder = Path(tempfile.mkdtemp(prefix="sam3-ray-"))
+        upload = self._launch.values["applications"][0].get("args", {}).get("max_upload_bytes")
+        largest = proxies.largest_message(upload or settings().max_upload_bytes)
+        try:
+            os.environ.update(
+                proxies.environment(self._proxy, self._proxy_folder, largest_bytes=largest)
+            )
+        except (proxies.ProxyError, OSError) as error:
+            raise LaunchError(str(error)) from error
 
     def _start_ray(self) -> None:
         import ray
@@ -223,6 +243,8 @@ class LocalService:
         import ray
 
         self._processes.end(ray.shutdown)
+        if self._proxy_folder is not None:
+            shutil.rmtree(self._proxy_folder, ignore_errors=True)
 
     def _drain(self) -> None:
         from ray import serve
@@ -242,14 +264,10 @@ def _prepare_environment(launch: Launch) -> None:
         os.environ.pop(name, None)
     if launch.machine_chips:
         os.environ[chips.VISIBLE_DEVICES] = chips.visible_devices_value(launch.machine_chips)
-    upload = launch.values["applications"][0].get("args", {}).get("max_upload_bytes")
-    largest = (upload or settings().max_upload_bytes) * 2 + MIB
     for name, value in {
         "RAY_USAGE_STATS_ENABLED": "0",
         # A constructor that fails has a cause that stays: say it at once, not after three tries.
         "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",
-        # In throughput mode replicas talk gRPC, whose 4 MiB are less than an upload.
-        "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(largest),
         # Ray warns of a change of this default to 0 at every start.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }.items():

@@ -243,7 +243,8 @@ class Sam3Replica:
         source.namespace = job.namespace
         waited_ms = max(0.0, (arrived - job.sent_at) * 1000.0)
         # Decoded before it joins the batch: the device works on others meanwhile.
-        await loop.run_in_executor(self._host, engine.preload, source)
+        if not engine.is_ready(source):
+            await loop.run_in_executor(self._host, engine.preload, source)
         queued = time.perf_counter()
         grounded = await self._queue.ground(
             Request(source, job.prompts, threshold=job.threshold, max_instances=job.max_instances)
@@ -267,7 +268,6 @@ class Sam3Replica:
             instances=sum(map(len, grounded.instances)),
             timing_ms=timing,
         )
-        self._metrics.cache(engine.stats()["image_cache"])
         return reply
 
     def _failure(self, error: Exception) -> Failure:

@@ -56,12 +56,21 @@ def pictures() -> list[Picture]:
 
 @pytest.fixture(scope="session")
 def ray_url() -> Iterator[str]:
-    """A Ray of our own with Serve on a free port of the loopback; gives the URL. Joins no other Ray."""
+    """A Ray of our own with Serve on a free port of the loopback; gives the URL. Joins no other Ray.
+
+    ``SAM3_TEST_PROXY`` chooses the proxy in front: plain (the default), throughput or haproxy.
+    """
     import ray
     from ray import serve
 
+    from sam3_ray.serve import proxies
+
     folder = Path(tempfile.mkdtemp(prefix="s3r", dir="/tmp"))  # short: socket paths have a limit
     port = free_port()
+    (folder / "proxy").mkdir()
+    mode = proxies.choose(os.environ.get("SAM3_TEST_PROXY", "plain"), {"host": "127.0.0.1"})
+    largest = proxies.largest_message(32 << 20)
+    os.environ.update(proxies.environment(mode, folder / "proxy", largest_bytes=largest))
     ray.init(
         address="local",
         num_cpus=2,

@@ -40,7 +40,11 @@ class Parts:
         monkeypatch.setattr(module, "encode_answer", self.encode)
         self.watch = DeviceWatch(60)
         self.replica = object.__new__(module.Sam3Replica)
-        engine = SimpleNamespace(preload=self.preload, stats=lambda: {"image_cache": {}})
+        engine = SimpleNamespace(
+            is_ready=lambda source: False,
+            preload=self.preload,
+            stats=lambda: {"image_cache": {}},
+        )
         self.host = ThreadPoolExecutor(1)
         vars(self.replica).update(
             _name="r",
