@@ -73,13 +73,28 @@ class LruCache[Key: Hashable, Value]:
                     gone.append(old[0])
             self._entries[key] = (value, size)
             self._size += size
-            while self._size > self.budget:
-                _, (evicted, evicted_size) = self._entries.popitem(last=False)
-                self._size -= evicted_size
-                self.evictions += 1
-                gone.append(evicted)
+            gone += self._over_budget()
         self._let_go(gone)
         return True
+
+    def resize(self, budget: int) -> None:
+        """Take another budget, and let go of the least recently used until the rest fits."""
+        if budget < 0:
+            raise ValueError(f"a cache's budget must be at least 0, got {budget}")
+        with self._lock:
+            self.budget = budget
+            gone = self._over_budget()
+        self._let_go(gone)
+
+    def _over_budget(self) -> list[Value]:
+        """What has to go, taken out. Under the lock."""
+        gone = []
+        while self._size > self.budget:
+            _, (evicted, evicted_size) = self._entries.popitem(last=False)
+            self._size -= evicted_size
+            self.evictions += 1
+            gone.append(evicted)
+        return gone
 
     def clear(self) -> None:
         """Let go of everything."""

@@ -157,6 +157,23 @@ class Engine:
             self._texts.clear()
             self._pixel_keys.clear()
 
+    def resize_image_cache(self, budget: int | None) -> int:
+        """Give the image cache another budget, while the engine works.
+
+        Args:
+            budget: in bytes; None takes the backend's. Where the backend's room is fixed, that is the most.
+
+        Returns:
+            The budget that holds.
+        """
+        capacity = self.backend.capacity
+        if budget is None or capacity.cache_is_fixed:
+            most = capacity.image_cache_bytes
+            budget = most if budget is None else min(budget, most)
+        with self._device_lock:
+            self._images.resize(budget)
+        return budget
+
     def stats(self) -> dict[str, dict[str, int]]:
         """Hits, misses, entries and sizes (bytes for images, entries for phrases) of both caches."""
         return {"image_cache": self._images.stats(), "text_cache": self._texts.stats()}

@@ -33,10 +33,12 @@ class Capacity:
     Attributes:
         prompt_runs: the numbers of phrases that one ``ground`` call takes, ascending; the first is 1.
         image_cache_bytes: default budget of the image cache, in bytes of ``ImageFeatures.nbytes``.
+        cache_is_fixed: the room for it was taken at the start, and no larger budget is possible.
     """
 
     prompt_runs: tuple[int, ...]
     image_cache_bytes: int
+    cache_is_fixed: bool = False
 
     def plan(self, phrases: int) -> list[int]:
         """Split ``phrases`` into runs, largest first: 7 -> [4, 2, 1] with runs of 1, 2 and 4."""

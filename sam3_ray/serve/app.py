@@ -6,12 +6,18 @@ and would take a string for "no model".
 
 import logging
 
+import ray
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
-from sam3_ray.chips import RAY_RESOURCE
-from sam3_ray.serve.config import ServeConfig
+from sam3_ray import chips
+from sam3_ray.serve.config import (
+    IngressSettings,
+    ReplicaSettings,
+    ServeConfig,
+    live_settings,
+)
 from sam3_ray.serve.hosts import check_hosts
 from sam3_ray.serve.ingress import Ingress
 from sam3_ray.serve.plan import REPLICA_DEPLOYMENT, Cluster, Plan, resolve
@@ -43,16 +49,29 @@ def build_app(config: ServeConfig) -> Application:
     return deployments(config, plan)
 
 
+def __getattr__(name: str) -> Application:
+    """``application``, for ``serve build``, which takes no builder: the default configuration's, for the Ray
+    that this process is connected to, else for this machine."""
+    if name == "application":
+        config = ServeConfig()
+        if ray.is_initialized():
+            return build_app(config)
+        here = Cluster.of_this_machine(len(chips.look().visible()))
+        return deployments(config, resolve(config, here))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def deployments(config: ServeConfig, plan: Plan) -> Application:
     """The deployments of a plan."""
-    resources = {RAY_RESOURCE: plan.chips_per_replica} if plan.chips_per_replica else {}
+    resources = {chips.RAY_RESOURCE: plan.chips_per_replica} if plan.chips_per_replica else {}
     replicas = serve.deployment(
         name=REPLICA_DEPLOYMENT,
         num_replicas=plan.replicas,
         ray_actor_options={"num_cpus": plan.num_cpus, "resources": resources},
         max_ongoing_requests=config.max_ongoing_requests,
         max_queued_requests=config.max_queued_requests,
-        user_config={"max_batch_size": config.max_batch_size, "batch_wait_s": config.batch_wait_s},
+        # Here, not in the constructor, so that a changed value restarts nothing.
+        user_config=live_settings(ReplicaSettings, config, {}).model_dump(),
         request_router_config=RequestRouterConfig(
             request_router_class=ROUTER,  # type: ignore[arg-type]  # Ray's stub knows no import path
             request_router_kwargs={
@@ -75,6 +94,7 @@ def deployments(config: ServeConfig, plan: Plan) -> Application:
         # the proxy turns away gets plain text, not a problem. Bodies are bounded by UploadSpace, work by the
         # replicas' own numbers.
         max_ongoing_requests=INGRESS_REQUESTS,
+        user_config=live_settings(IngressSettings, config, {}).model_dump(),
     )(serve.ingress()(Ingress))
     application: Application = ingress.bind(replicas.bind(config, plan), config, plan)
     return application

@@ -121,7 +121,7 @@ def _job(image: bytes | None, options: Options, limits: Limits, *, gzip: bool) -
         digest=digest,
         image=image or None,
         prompts=_prompts(options.prompts, limits),
-        threshold=options.threshold,
+        threshold=options.threshold if "threshold" in options.model_fields_set else None,
         max_instances=options.max_instances,
         mask_format=options.mask_format,
         gzip=gzip,

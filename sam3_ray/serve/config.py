@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from sam3_ray.prompt import DEFAULT_THRESHOLD
 from sam3_ray.settings import MAX_PROMPTS_LIMIT
 
 BATCHES_IN_HAND = 2
@@ -65,6 +66,12 @@ class ServeConfig(BaseModel):
         default="auto",
         description="CPUs that Ray reserves for a replica; torch gets as many threads. auto: on a CPU the "
         "node's cores less one, on chips one.",
+    )
+    threshold: float = Field(
+        default=DEFAULT_THRESHOLD,
+        ge=0,
+        le=1,
+        description="Of a request that names none.",
     )
     max_prompts: int | None = Field(
         default=None,
@@ -196,6 +203,39 @@ class ServeConfig(BaseModel):
         return self
 
 
+class _Live(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class IngressSettings(_Live):
+    """What of the ingress changes while it runs: ``user_config`` of the deployment ``Ingress``."""
+
+    threshold: float = Field(ge=0, le=1)
+
+
+class ReplicaSettings(_Live):
+    """What of the replicas changes while they run: ``user_config`` of the deployment ``Sam3Replica``."""
+
+    max_batch_size: int = Field(ge=1, le=256)
+    batch_wait_s: float = Field(ge=0, le=10)
+    image_cache_bytes: int | None = Field(ge=0)
+
+
+def live_settings[Settings: _Live](
+    kind: type[Settings], config: ServeConfig, given: Mapping[str, Any]
+) -> Settings:
+    """Settings from a ``user_config``; what that leaves out is the configuration's.
+
+    Raises:
+        ServeConfigError: with every fault in one line.
+    """
+    own = {name: getattr(config, name) for name in kind.model_fields}
+    try:
+        return kind.model_validate(own | dict(given))
+    except ValidationError as error:
+        raise ServeConfigError(f"user_config: {_in_one_line(error)}") from error
+
+
 def load_config(values: Mapping[str, Any]) -> ServeConfig:
     """The configuration of an application's ``args``.
 
@@ -205,9 +245,13 @@ def load_config(values: Mapping[str, Any]) -> ServeConfig:
     try:
         return ServeConfig.model_validate(values)
     except ValidationError as error:
-        faults = []
-        for fault in error.errors(include_url=False):
-            where = str(fault["loc"][0]) if fault["loc"] else ""
-            message = fault["msg"].removeprefix("Value error, ")
-            faults.append(f"{where}: {message}, got {fault['input']!r}" if where else message)
-        raise ServeConfigError("; ".join(dict.fromkeys(faults))) from error
+        raise ServeConfigError(_in_one_line(error)) from error
+
+
+def _in_one_line(error: ValidationError) -> str:
+    faults = []
+    for fault in error.errors(include_url=False):
+        where = str(fault["loc"][0]) if fault["loc"] else ""
+        message = fault["msg"].removeprefix("Value error, ")
+        faults.append(f"{where}: {message}, got {fault['input']!r}" if where else message)
+    return "; ".join(dict.fromkeys(faults))

@@ -109,7 +109,7 @@ def encode_answer(
         "width": grounded.width,
         "height": grounded.height,
         "input_size": origin.input_size,
-        "threshold": job.threshold,
+        "threshold": grounded.request.threshold,
         "mask_format": job.mask_format,
         "results": results,
         "image_digest": job.digest,

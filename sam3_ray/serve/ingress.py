@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,12 @@ from ray.serve.handle import DeploymentHandle
 import sam3_ray
 from sam3_ray.serve.access import Access
 from sam3_ray.serve.bodies import make_job
-from sam3_ray.serve.config import ServeConfig
+from sam3_ray.serve.config import (
+    IngressSettings,
+    ServeConfig,
+    ServeConfigError,
+    live_settings,
+)
 from sam3_ray.serve.errors import Problem, ProblemError, ProblemType
 from sam3_ray.serve.metrics import IngressMetrics
 from sam3_ray.serve.parking import PARK_TIMEOUT_S
@@ -67,11 +72,19 @@ class Ingress:
         self._config = config
         self._plan = plan
         self._limits = limits_of(config)
+        self._settings = live_settings(IngressSettings, config, {})
         self._quarantine = Quarantine()
         self._access = (
             None if config.api_keys_file is None else Access.from_file(Path(config.api_keys_file))
         )
         self._last_infos: list[dict[str, Any]] = []
+
+    async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
+        """Take other settings without a restart (``IngressSettings``); wrong ones are logged, not taken."""
+        try:
+            self._settings = live_settings(IngressSettings, self._config, user_config)
+        except ServeConfigError as error:
+            logger.error("Ingress keeps its settings: %s", error)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The HTTP application; Serve asks for it once, in the replica."""
@@ -91,7 +104,7 @@ class Ingress:
         prompts: Sequence[str | dict[str, Any]] = (),
         *,
         image_digest: str | None = None,
-        threshold: float = 0.5,
+        threshold: float | None = None,
         max_instances: int = 50,
         mask_format: MaskFormat = "rle",
     ) -> dict[str, Any]:
@@ -112,10 +125,10 @@ class Ingress:
         """
         options = Options(
             prompts=[p if isinstance(p, str) else PromptBody.model_validate(p) for p in prompts],
-            threshold=threshold,
             max_instances=max_instances,
             mask_format=mask_format,
             image_digest=image_digest,
+            **({} if threshold is None else {"threshold": threshold}),
         )
         async with asyncio.timeout(self._config.deadline_s):
             reply = await self.submit(make_job(image, options, self._limits))
@@ -128,6 +141,8 @@ class Ingress:
         Raises:
             ProblemError: no answer.
         """
+        if job.threshold is None:
+            job = replace(job, threshold=self._settings.threshold)
         tries = 0
         while True:
             self._quarantine.check(job.digest)
@@ -193,6 +208,7 @@ class Ingress:
                 "max_mask_pixels": self._config.max_mask_pixels or settings().max_mask_pixels,
                 "deadline_s": self._config.deadline_s,
             },
+            "threshold": self._settings.threshold,
             "replicas_wanted": self._plan.replicas,
             "replicas": replicas,
             "refused_images": self._quarantine.refused,

@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,12 @@ from sam3_ray.images import ImageSource
 from sam3_ray.prompt import Request
 from sam3_ray.serve.batching import DeviceQueue
 from sam3_ray.serve.canary import Canary
-from sam3_ray.serve.config import ServeConfig
+from sam3_ray.serve.config import (
+    ReplicaSettings,
+    ServeConfig,
+    ServeConfigError,
+    live_settings,
+)
 from sam3_ray.serve.encoding import Origin, check_mask_pixels, encode_answer, next_step
 from sam3_ray.serve.errors import Problem, ProblemType, problem_of
 from sam3_ray.serve.health import DeviceWatch
@@ -59,6 +65,7 @@ class Sam3Replica:
 
     def __init__(self, config: ServeConfig, plan: Plan) -> None:
         context = serve.get_replica_context()
+        self._config = config
         self._name = context.replica_tag
         self._chip = (
             pinned_chip(os.environ.get(chips.VISIBLE_DEVICES)) if plan.chips_per_replica else None
@@ -246,8 +253,9 @@ class Sam3Replica:
         if not engine.is_ready(source):
             await loop.run_in_executor(self._host, engine.preload, source)
         queued = time.perf_counter()
+        threshold = self._config.threshold if job.threshold is None else job.threshold
         grounded = await self._queue.ground(
-            Request(source, job.prompts, threshold=job.threshold, max_instances=job.max_instances)
+            Request(source, job.prompts, threshold=threshold, max_instances=job.max_instances)
         )
         if grounded.error is not None:
             failure = self._failure(grounded.error)
@@ -337,14 +345,23 @@ class Sam3Replica:
     def _is_parked(self) -> bool:
         return self._parking.reason is not None
 
-    async def reconfigure(self, user_config: dict[str, Any]) -> None:
-        """Take other batch settings without a restart: ``max_batch_size``, ``batch_wait_s``."""
+    async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
+        """Take other settings without a restart (``ReplicaSettings``); wrong ones are logged, not taken."""
         # Here first: a constructor has no running loop.
         if self._is_parked:
             if self._task is None and self._chip is not None:
                 self._task = asyncio.create_task(self._try_chip_again())
             return
-        self._queue.reconfigure(**user_config)
+        try:
+            asked = live_settings(ReplicaSettings, self._config, user_config)
+        except ServeConfigError as error:
+            logger.error("Sam3Replica keeps its settings: %s", error)
+        else:
+            self._queue.reconfigure(asked.max_batch_size, asked.batch_wait_s)
+            if self._model is not None:
+                resize = self._model.engine.resize_image_cache
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._host, resize, asked.image_cache_bytes)
         if self._task is None:
             self._task = asyncio.create_task(self._ask_canary())
 

@@ -43,7 +43,9 @@ class Options(BaseModel):
         examples=[["red circle", {"text": "blue square", "threshold": 0.3}]],
     )
     threshold: Threshold = Field(
-        default=DEFAULT_THRESHOLD, description="Keep instances with a score above it."
+        default=DEFAULT_THRESHOLD,
+        description="Keep instances with a score above it. The service's configuration can set another "
+        "default.",
     )
     max_instances: int = Field(
         default=DEFAULT_MAX_INSTANCES,
@@ -153,7 +155,8 @@ class PredictJob:
         digest: xxh3_128 of the file's bytes, hex.
         image: the file, or None where the client sent only the digest.
         prompts: the phrases; none only fills the cache.
-        threshold, max_instances, mask_format: as in ``Options``.
+        threshold: as in ``Options``; None until the ingress puts its own in.
+        max_instances, mask_format: as in ``Options``.
         gzip: the client takes a compressed answer.
         sent_at: ``time.time()`` when the body had been read, for ``timing_ms.queue``.
         avoid: replicas that failed on it already.
@@ -163,7 +166,7 @@ class PredictJob:
     digest: str
     image: bytes | None
     prompts: tuple[Prompt, ...] = ()
-    threshold: float = DEFAULT_THRESHOLD
+    threshold: float | None = None
     max_instances: int = DEFAULT_MAX_INSTANCES
     mask_format: MaskFormat = "png"
     gzip: bool = False

@@ -71,7 +71,7 @@ def test_a_digest_alone_in_every_way(web, request_):
 
 def test_defaults_and_warming(web):
     assert web.post(json={"image": BASE64}).json() == {"image_digest": DIGEST}
-    assert (web.job.prompts, web.job.threshold, web.job.max_instances) == ((), 0.5, 50)
+    assert (web.job.prompts, web.job.threshold, web.job.max_instances) == ((), None, 50)
     assert web.job.mask_format == "png"
 
 

@@ -151,7 +151,9 @@ class BlackholeBackend:
             raise ValueError(
                 f"image_cache_bytes={budget} does not fit in the chip's free DRAM ({free} bytes)"
             )
-        self.capacity = Capacity(prompt_runs=PROMPT_RUNS, image_cache_bytes=budget)
+        self.capacity = Capacity(
+            prompt_runs=PROMPT_RUNS, image_cache_bytes=budget, cache_is_fixed=True
+        )
         return SlotCache(device, shapes, slots)
 
     # -- the Backend protocol ------------------------------------------------------------------------
