@@ -43,8 +43,8 @@ _PORTS = {_STATS_PORT: 8404, _METRICS_PORT: 9101, "RAY_SERVE_FALLBACK_PROXY_HTTP
 """Ray's own defaults. The last is of the Python proxy that answers while HAProxy knows no ingress."""
 
 _LONGEST_FOLDER = 30
-"""Of the 107 characters of a Unix socket's path: Ray puts a folder named with the node's 56 digits below it, and
-HAProxy adds its process's number to the name for a moment."""
+"""Of the 107 characters of a Unix socket's path: Ray puts a folder named with the node's 56 digits below it,
+and HAProxy adds its process's number to the name for a moment."""
 
 _SCRIPT = """\
 #!/bin/sh
