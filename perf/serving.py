@@ -21,6 +21,7 @@ import io
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -77,8 +78,11 @@ class Served:
         from sam3_ray.serve import proxies
 
         keep_ray_on_loopback()
+        self._folder = proxies.make_folder()
         os.environ.update(
-            proxies.environment(mode, work, largest_bytes=proxies.largest_message(32 << 20)),  # type: ignore[arg-type]
+            proxies.environment(
+                mode, self._folder, largest_bytes=proxies.largest_message(32 << 20)
+            ),  # type: ignore[arg-type]
             RAY_USAGE_STATS_ENABLED="0",
             PYTHONPATH=str(ROOT),
         )
@@ -93,6 +97,9 @@ class Served:
         serve.start(http_options={"host": "127.0.0.1", "port": self._port})
         self.mode = mode
         self.pictures = work / "pictures"
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def run(self, name: str, application: Any) -> None:
         import logging
@@ -382,6 +389,7 @@ def run_part(part: str, mode: str, chips: list[int], work: Path, arguments: Any)
         return steps[part]()
     finally:
         ray.shutdown()
+        served.close()
 
 
 def main() -> None:

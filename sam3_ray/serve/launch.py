@@ -10,7 +10,6 @@ import logging
 import os
 import shutil
 import ssl
-import tempfile
 import time
 import urllib.request
 from collections.abc import Callable
@@ -107,7 +106,7 @@ class LocalService:
         self._wait_until_answering()
 
     def _prepare_proxy(self) -> None:
-        self._proxy_folder = Path(tempfile.mkdtemp(prefix="sam3-ray-"))
+        self._proxy_folder = proxies.make_folder()
         upload = self._launch.values["applications"][0].get("args", {}).get("max_upload_bytes")
         largest = proxies.largest_message(upload or settings().max_upload_bytes)
         try:

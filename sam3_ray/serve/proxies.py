@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import shlex
 import socket
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -41,8 +42,9 @@ _BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
 _PORTS = {_STATS_PORT: 8404, _METRICS_PORT: 9101, "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": 8500}
 """Ray's own defaults. The last is of the Python proxy that answers while HAProxy knows no ingress."""
 
-_LONGEST_SOCKET_PATH = 80
-"""Of the 107 characters of a Unix socket's path; HAProxy adds its process's number for a moment."""
+_LONGEST_FOLDER = 30
+"""Of the 107 characters of a Unix socket's path: Ray puts a folder named with the node's 56 digits below it,
+and HAProxy adds its process's number to the name for a moment."""
 
 _SCRIPT = """\
 #!/bin/sh
@@ -120,6 +122,12 @@ def haproxy_binary() -> str:
     return str(get_haproxy_binary())
 
 
+def make_folder() -> Path:
+    """A new folder, for this user only, whose path is short enough for HAProxy's sockets."""
+    usual = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix="sam3-", dir=usual if len(usual) <= 16 else "/tmp"))
+
+
 def environment(
     mode: ProxyMode, folder: Path, *, largest_bytes: int, given: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
@@ -127,7 +135,7 @@ def environment(
 
     Args:
         mode: of the proxy.
-        folder: empty, for this user only; HAProxy's files go there.
+        folder: of ``make_folder``; HAProxy's files go there.
         largest_bytes: a message between deployments: a body and what is around it.
         given: the environment so far.
 
@@ -151,10 +159,8 @@ def environment(
 
 
 def _haproxy(folder: Path, given: Mapping[str, str]) -> dict[str, str]:
-    if len(str(folder)) > _LONGEST_SOCKET_PATH:
-        raise ProxyError(
-            f"--proxy haproxy: {folder} is too long for a socket's path; set TMPDIR to a shorter one"
-        )
+    if len(str(folder)) > _LONGEST_FOLDER:
+        raise ProxyError(f"--proxy haproxy: {folder} is too long for the path of a socket")
     ports = {name: given.get(name) or str(_free_port(port)) for name, port in _PORTS.items()}
     script = folder / "haproxy"
     script.write_text(
@@ -168,12 +174,12 @@ def _haproxy(folder: Path, given: Mapping[str, str]) -> dict[str, str]:
     return ports | {
         _BINARY: str(script),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
-        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "a.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "m.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
         # Nobody listens there: the service has a log of its own, without the query.
-        "RAY_SERVE_HAPROXY_LOG_TARGET": str(folder / "no-log.sock"),
+        "RAY_SERVE_HAPROXY_LOG_TARGET": str(folder / "no-log"),
     }
 
 

@@ -67,10 +67,10 @@ def ray_url() -> Iterator[str]:
 
     folder = Path(tempfile.mkdtemp(prefix="s3r", dir="/tmp"))  # short: socket paths have a limit
     port = free_port()
-    (folder / "proxy").mkdir()
+    proxy_folder = proxies.make_folder()
     mode = proxies.choose(os.environ.get("SAM3_TEST_PROXY", "plain"), {"host": "127.0.0.1"})
     largest = proxies.largest_message(32 << 20)
-    os.environ.update(proxies.environment(mode, folder / "proxy", largest_bytes=largest))
+    os.environ.update(proxies.environment(mode, proxy_folder, largest_bytes=largest))
     ray.init(
         address="local",
         num_cpus=2,
@@ -85,6 +85,7 @@ def ray_url() -> Iterator[str]:
     serve.shutdown()
     ray.shutdown()
     shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(proxy_folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
