@@ -337,6 +337,34 @@ def test_visible_devices_choose(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"num_replicas": 2}, None),
+        ({"autoscaling_config": {"min_replicas": 1, "max_replicas": 2}}, None),
+        ({"ray_actor_options": {"num_cpus": 0.5, "resources": {"TTNPU": 1}}}, None),
+        ({"num_replicas": 3}, "Sam3Replica: num_replicas is 3, but there are 2 chips"),
+        (
+            {"autoscaling_config": {"min_replicas": 1, "max_replicas": 8}},
+            "autoscaling_config.max_replicas is 8, but there are 2 chips",
+        ),
+        ({"ray_actor_options": {"num_cpus": 2}}, "must have resources: {TTNPU: 1}"),
+    ],
+)
+def test_serves_own_options_of_the_replicas_win_where_they_fit(
+    options: dict[str, Any], said: str | None
+) -> None:
+    machine = Machine(chips=tuple(Chip(i, i) for i in range(2)))
+    values = config({"checkpoint": "demo"})
+    values["applications"][0]["deployments"] = [{"name": "Sam3Replica", **options}]
+    if said is None:
+        launched = checked(values, machine).values["applications"][0]["deployments"]
+        assert launched == [{"name": "Sam3Replica", **options}]
+    else:
+        with pytest.raises(PreflightError, match=re.escape(said)):
+            checked(values, machine)
+
+
+@pytest.mark.parametrize(
     ("message", "cause"),
     [
         ("", ""),

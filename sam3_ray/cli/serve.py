@@ -62,6 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--backend", choices=("auto", "cpu", "blackhole"), help="where the model runs"
     )
     parser.add_argument(
+        "--chips", type=int, help="how many chips to serve on (default: all; without any, the CPU)"
+    )
+    parser.add_argument(
         "--replicas", type=int, help="how many replicas (default: one a chip; on a CPU one)"
     )
     parser.add_argument(
@@ -125,7 +128,7 @@ def _check(arguments: argparse.Namespace) -> Launch:
 
     chosen = {
         name: getattr(arguments, name)
-        for name in ("checkpoint", "revision", "backend", "replicas")
+        for name in ("checkpoint", "revision", "backend", "chips", "replicas")
         if getattr(arguments, name) is not None
     }
     try:

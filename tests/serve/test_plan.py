@@ -66,7 +66,8 @@ def test_ray_validates_the_builder_s_argument():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"treshold": 1}, r"^unknown key 'treshold' \(known: backend, .*\)$"),
+        ({"colour": 1}, r"^unknown key 'colour' \(known: backend, .*\)$"),
+        ({"treshold": 1}, "unknown key 'treshold'; did you mean 'threshold'"),
         ({"max_promps": 1}, "unknown key 'max_promps'; did you mean 'max_prompts'"),
         ({"backend": "gpu"}, "backend: .*'auto', 'cpu' or 'blackhole', got 'gpu'"),
         ({"max_prompts": 65}, "max_prompts: .*64, got 65"),
@@ -114,6 +115,14 @@ def test_chips_get_one_replica_each(offline):
     assert plan.checkpoint.is_demo
 
 
+@pytest.mark.parametrize(
+    ("values", "replicas"), [({"chips": "auto"}, 4), ({"chips": 2}, 2), ({"replicas": 3}, 3)]
+)
+def test_some_of_the_chips(offline, values, replicas):
+    plan = resolve(ServeConfig(checkpoint="demo", **values), FOUR_CHIPS)
+    assert (plan.backend, plan.replicas) == ("blackhole", replicas)
+
+
 @pytest.mark.parametrize("checkpoint", ["facebook/sam3", "owner/other"])
 def test_a_named_repository_is_required(offline, checkpoint):
     with pytest.raises(WeightsNotFoundError, match=checkpoint):
@@ -143,6 +152,10 @@ def test_a_path_is_used_without_the_hub(tmp_path):
     [
         ({"backend": "blackhole"}, TWO_CORES, "no chip.*TTNPU"),
         ({"replicas": 5}, FOUR_CHIPS, "replicas is 5, but the Ray cluster has 4 chips"),
+        ({"chips": 5}, FOUR_CHIPS, "chips is 5, but the Ray cluster has 4"),
+        ({"chips": 1}, TWO_CORES, "chips is 1, but the Ray cluster has 0"),
+        ({"chips": 1, "backend": "cpu"}, FOUR_CHIPS, "chips is 1, but backend is cpu"),
+        ({"chips": 2, "replicas": 3}, FOUR_CHIPS, "replicas is 3, but chips is 2"),
         ({"replicas": 4}, TWO_CORES, "4 replicas with 1 CPUs each need 4 CPUs.*has 2"),
         ({"cpus_per_replica": 3}, TWO_CORES, "1 replicas with 3 CPUs each need 3 CPUs.*has 2"),
     ],
