@@ -114,7 +114,9 @@ class InstantReplica(SimulatedReplica):
     image_s, prompt_s = 0.0, 0.0
 
 
-def simulated(replica: type[SimulatedReplica], chips: int, *, cache: bool) -> Any:
+def simulated(
+    replica: type[SimulatedReplica], chips: int, *, cache: bool, max_queued_requests: int = 1000
+) -> Any:
     """The real application, with ``chips`` replicas."""
     config = ServeConfig(
         checkpoint="demo",
@@ -122,7 +124,7 @@ def simulated(replica: type[SimulatedReplica], chips: int, *, cache: bool) -> An
         replicas=chips,
         cpus_per_replica=0.01,
         image_cache_bytes=1 << 30 if cache else 0,
-        max_queued_requests=1000,
+        max_queued_requests=max_queued_requests,
         max_prompts=64,
     )
     plan = resolve(config, Cluster(0, 64, 64))

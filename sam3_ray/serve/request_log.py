@@ -38,7 +38,8 @@ def note(scope: Scope, **fields: Any) -> None:
 
 
 class RequestLog:
-    """Gives every request an id, answers it, and logs one line at its end.
+    """Gives every request an id, answers it, and logs one line at its end. The answer's ``Server-Timing`` has
+    ``after-body``: milliseconds from the last of the body to the answer's first byte.
 
     The line has ``id``, ``method``, ``path`` (no query), ``status`` (499: the client went away), ``ms``, and
     what ``note`` added: ``digest``, ``caller``, ``problem``, ``replica`` and the stages in ``timing_ms``.
@@ -61,18 +62,29 @@ class RequestLog:
         started = time.perf_counter()
         status = CLIENT_GONE
 
+        body_came = started
+
+        async def receive_and_look() -> Message:
+            nonlocal body_came
+            message = await receive()
+            if message["type"] == "http.request":
+                body_came = time.perf_counter()
+            return message
+
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                after_body_ms = (time.perf_counter() - body_came) * 1000.0
                 message["headers"] = [
                     *message.get("headers", []),
                     (HEADER.lower().encode(), identity.encode()),
+                    (b"server-timing", f"after-body;dur={after_body_ms:.1f}".encode()),
                 ]
             await send(message)
 
         try:
-            await self.app(scope, receive, send_with_id)
+            await self.app(scope, receive_and_look, send_with_id)
         finally:
             line = {
                 "id": identity,

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator
 
 import httpx
-import psutil
 import pytest
 
 from sam3_ray.serve.replica import Sam3Replica
@@ -172,68 +171,3 @@ def test_a_chip_that_hangs_ends_its_replica_and_a_second_time_refuses_the_pictur
         assert "has been running for" in incident["reason"]
         assert incident["outcome"] == "the process was started again"
     assert faulty.get("/info").json()["refused_images"]
-
-
-def rss_mb() -> dict[int, float]:
-    found = {}
-    for process in psutil.Process().children(recursive=True):
-        try:
-            found[process.pid] = process.memory_info().rss / 1e6
-        except psutil.NoSuchProcess:
-            continue
-    return found
-
-
-async def overload(client: httpx.Client, seconds: float) -> tuple[Counter, list[httpx.Response]]:
-    """Four times what the replicas have room for, again and again."""
-    seen: Counter[int] = Counter()
-    refused: list[httpx.Response] = []
-    ends = time.monotonic() + seconds
-    pictures = [drawn(15_000 + i) for i in range(16)]
-
-    async def one(web: httpx.AsyncClient, number: int) -> None:
-        while time.monotonic() < ends:
-            response = await web.post(
-                "/predict",
-                content=pictures[number % 16],
-                headers=RAW,
-                params={"prompts": f"phrase {uuid.uuid4().hex}"},
-            )
-            seen[response.status_code] += 1
-            if response.status_code == 503:
-                refused.append(response)
-                del refused[:-50]
-                await asyncio.sleep(0.5)
-
-    async with httpx.AsyncClient(base_url=client.base_url, timeout=90) as web:
-        await asyncio.gather(*(one(web, number) for number in range(64)))
-    return seen, refused
-
-
-def check_overload(client: httpx.Client, warm_s: float, measured_s: float) -> float:
-    """Overload; the growth of the process that grew most, in MB a minute after the warm time."""
-    seen, refused = asyncio.run(overload(client, warm_s))
-    assert set(seen) == {200, 503}, seen
-    for response in refused:
-        assert_problem(response, 503, "over-capacity")
-        assert int(response.headers["retry-after"]) >= 1
-    before = rss_mb()
-    asyncio.run(overload(client, measured_s))
-    after = rss_mb()
-    growth = {pid: (after[pid] - before[pid]) / (measured_s / 60) for pid in before if pid in after}
-    assert growth
-    worst = max(growth.values())
-    print(f"overload: {dict(seen)}; worst growth {worst:.2f} MB/min of {len(growth)} processes")
-    return worst
-
-
-def test_over_capacity_is_refused_and_then_answered_again(faulty):
-    check_overload(faulty, 30.0, 30.0)
-    bodies = [(drawn(16_000 + i), "red circle") for i in range(6)]
-    assert {r.status_code for r in asyncio.run(ask_all(faulty, bodies))} == {200}
-
-
-@pytest.mark.full
-@pytest.mark.timeout(900)
-def test_ten_minutes_over_capacity_keep_no_memory(faulty):
-    assert check_overload(faulty, 120.0, 480.0) < 1.0
