@@ -1,4 +1,4 @@
-"""Hangs, crashes and overload of real replicas (demo checkpoint) behind the real ingress."""
+"""Hangs, crashes and garbage of real replicas (demo checkpoint) behind the real ingress."""
 
 import asyncio
 import os
@@ -8,8 +8,10 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import httpx
+import numpy as np
 import pytest
 
 from sam3_ray.serve.replica import Sam3Replica
@@ -22,18 +24,29 @@ CHIP_S = 0.2
 
 
 class FaultyReplica(Sam3Replica):
-    """The real replica on a slow device. A phrase "hang" never returns, "die" ends the process."""
+    """The real replica on a slow device. A phrase "hang" never returns, "die" ends the process, from "break"
+    on every box is wrong, plausibly."""
 
     def __init__(self, config, plan) -> None:
         super().__init__(config, plan)
         backend = self._model.engine.backend
-        real = backend.encode_text
+        real, real_ground, broken = backend.encode_text, backend.ground, []
+
+        def ground(image, text):
+            found = real_ground(image, text)
+            if broken:
+                found = replace(found, boxes_cxcywh=np.full_like(found.boxes_cxcywh, 0.25))
+            return found
+
+        backend.ground = ground
 
         def encode_text(phrases):
             if "hang" in phrases:
                 threading.Event().wait()
             if "die" in phrases:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if "break" in phrases:
+                broken.append(True)
             time.sleep(CHIP_S)
             return real(phrases)
 
@@ -151,6 +164,19 @@ def test_a_replica_killed_under_load_loses_no_answer(faulty):
                 assert response.status_code == 503, response.text
     assert seen[200] >= 12
     wait_until(lambda: whole(faulty, {victim}), 90)
+
+
+def test_a_chip_that_computes_garbage_is_given_up(faulty):
+    """The canary finds it while the chip is idle; Serve starts another replica in its place."""
+    before = {replica["pid"] for replica in replicas(faulty)}
+    broken = ask(faulty, drawn(12_500), "break")
+    assert broken.status_code == 200
+    wait_until(lambda: len(before & {r["pid"] for r in replicas(faulty)}) == 1, 150)
+    wait_until(lambda: whole(faulty), 90)
+    answers = [ask(faulty, drawn(12_500 + i), "red circle") for i in range(8)]
+    assert {answer.status_code for answer in answers} == {200}
+    boxes = {tuple(i["box_xyxy"]) for a in answers for i in a.json()["results"][0]["instances"]}
+    assert len(boxes) != 1, "all boxes alike: the broken chip still answers"
 
 
 def test_a_chip_that_hangs_ends_its_replica_and_a_second_time_refuses_the_picture(faulty):

@@ -21,7 +21,7 @@ from perf.serving_apps import SimulatedReplica, simulated
 from tests.serve.fakes import assert_problem
 from tests.serve.test_service import drawn
 
-CHIPS, PROMPT_S = 2, 0.2
+CHIPS, PROMPT_S = 2, 0.4
 CAPACITY = CHIPS / PROMPT_S
 """Requests a second of pictures that are cached, one phrase each."""
 
@@ -65,7 +65,11 @@ async def offer(client: httpx.Client, seconds: float) -> Seen:
 
     async def one(web: httpx.AsyncClient, number: int) -> None:
         response = await web.post(
-            "/predict", content=pictures[number % 16], headers=RAW, params={"prompts": "car"}
+            "/predict",
+            content=pictures[number % 16],
+            headers=RAW,
+            # Of their own: requests for one phrase of one image would be one prompt run.
+            params={"prompts": f"car {number % 64}"},
         )
         seen.statuses[response.status_code] += 1
         if response.status_code == 503:
