@@ -151,10 +151,15 @@ def environment(
     }
     # gRPC's own limit, 4 MiB, is less than an upload.
     finer = {"RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(largest_bytes)}
+    # Throughput mode would keep a thousand lines of the log back; who looks for one wants the last.
+    finer["RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE"] = "1"
     if mode == "haproxy":
         switches |= _haproxy(folder, given)
         # For load balancers of others to forget the ingress; ours is told, and `sam3-ray serve` waits for it.
         finer["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] = "2"
+        # A body that pauses for longer; the ingress has answered by then, but HAProxy would wait for an hour.
+        # It does not run while an answer is waited for.
+        finer["RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S"] = "15"
     return switches | {name: given.get(name, value) for name, value in finer.items()}
 
 
