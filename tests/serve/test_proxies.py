@@ -50,6 +50,8 @@ def test_a_mode_that_is_asked_for_is_taken(mode):
 
 
 def test_auto_is_the_cheapest_that_works(monkeypatch):
+    assert choose("auto", LOOPBACK) == "throughput"
+    monkeypatch.setattr(proxies, "AUTO_PREFERS", ("haproxy", "throughput"))
     assert choose("auto", LOOPBACK) == "haproxy"
     assert choose("auto", LOOPBACK | {"host": "0.0.0.0"}) == "haproxy"
     assert choose("auto", LOOPBACK | {"host": "192.0.2.7"}) == "throughput"
@@ -348,13 +350,27 @@ def test_the_folder_of_haproxy_is_this_users_alone(served):
 # -- the other tests of the service, behind the other proxies ---------------------------------------
 
 
+HANGS_UP = "tests/serve/test_resilience.py::test_a_client_that_hangs_up_cancels_its_request"
+
+
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("file", ["test_service.py", "test_resilience.py", "test_faults.py"])
 def test_the_tests_of_the_service_hold_behind_it(mode, file):
+    # HAProxy does not pass it on that a client with a small body has hung up: why `auto` does not take it.
+    known = [f"--deselect={HANGS_UP}"] if mode == "haproxy" else []
     ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/serve/{file}"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            f"tests/serve/{file}",
+            *known,
+        ],
         cwd=ROOT,
         env={**os.environ, "SAM3_TEST_PROXY": mode},
         capture_output=True,
