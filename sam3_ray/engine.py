@@ -88,15 +88,21 @@ class Engine:
         key = self._pixel_keys.peek(digest) or digest
         return key in self._images
 
-    def preload(self, source: ImageSource) -> None:
+    def preload(self, source: ImageSource, *, forget_pixels: bool = False) -> None:
         """Decode and prepare an image unless its features are cached. Any thread.
+
+        Args:
+            source: the image.
+            forget_pixels: have the source let go of its pixels once they are prepared; it is then good for
+                one request of one :meth:`ground`.
 
         Raises:
             ImageError, FileNotFoundError: the image cannot be used.
             ImageNotCachedError: it was named by a digest that is not cached.
         """
-        if self._lookup(source) is None:
-            self._load(source)
+        image = self._lookup(source) or self._load(source)
+        if forget_pixels and image.prepared is not None:
+            source.forget_pixels()
 
     def run(self, requests: Sequence[Request]) -> list[Answer]:
         """Answer requests, in order. A bad one gets an ``error`` and costs the others nothing."""

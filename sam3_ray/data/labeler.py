@@ -7,7 +7,6 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from typing import Any, Literal
 
 import numpy as np
@@ -45,11 +44,16 @@ from sam3_ray.settings import MIB, REPO_ID
 IMAGES_AT_WORK = 6
 """Images that one actor reads, decodes, has on the device and encodes at a time."""
 
-PIXEL_BYTES = 9
-"""Memory that a pixel takes while its image is at work: decoded by Pillow, as an array, prepared."""
+DECODE_BYTES = 13
+"""Memory that a pixel may take while its image is decoded and prepared: 4 in Pillow, 4 more where it is
+turned upright, 3 as an array, and what the format's decoder holds. Then only the model's input stays."""
+
+MASK_BYTES: dict[MaskFormat, int] = {"rle": 3, "polygon": 12, "none": 0}
+"""Memory that a pixel may take while the image's masks are encoded, which is done one by one."""
 
 WORK_BYTES = 1024 * MIB
-"""Memory for images at work in one actor; a larger one is alone."""
+"""Memory for images at work in one actor; a larger one waits until it is alone. So what a batch takes is
+bounded in bytes, whatever its rows: 6 pictures of a camera are decoded at a time, and 1 of 8000 x 6000."""
 
 KNOWN_LABELS_BYTES = 32 * MIB
 """Labels that are kept, so that a picture that comes twice is labelled once."""
@@ -247,22 +251,22 @@ class Sam3Labeler:
         digest = None
         try:
             prompts = self._prompts or check_prompts(row.prompts, PromptsError)
-            source, size = self._source(row)
+            source, pixels = self._source(row)
             digest = source.digest
             if digest is None:
-                return self._computed(source, size, prompts).values
-            return self._once(digest, source, size, prompts).values
+                return self._computed(source, pixels, prompts).values
+            return self._once(digest, source, pixels, prompts).values
         except Exception as error:  # noqa: BLE001 - it is this row's error
             self._count_failure(error)
             return error_values(error, digest)
 
     def _source(self, row: Row) -> tuple[ImageSource, int]:
-        """The image, read and not decoded, and the bytes it will take."""
+        """The image, read and not decoded, and how many pixels it has, as far as that is known."""
         if row.value is None:
             raise NoImageError(f"the row's {row.column} is null")
         if row.column == "image":
             source = ImageSource.of(np.asarray(row.value))
-            return source, PIXEL_BYTES * int(np.asarray(row.value).size)
+            return source, int(np.asarray(row.value).size) // 3
         if row.column == "path":
             if not isinstance(row.value, str):
                 raise NoImageError(f"the row's path is a {type(row.value).__name__}, no text")
@@ -270,10 +274,10 @@ class Sam3Labeler:
         else:
             data, name = bytes(row.value), "bytes"
         width, height = stored_size(data) or (0, 0)
-        return ImageSource.from_file(data, name), len(data) + PIXEL_BYTES * width * height
+        return ImageSource.from_file(data, name), width * height
 
     def _once(
-        self, digest: str, source: ImageSource, size: int, prompts: tuple[Prompt, ...]
+        self, digest: str, source: ImageSource, pixels: int, prompts: tuple[Prompt, ...]
     ) -> Label:
         """The label of a file: known, waited for where it is being made, or made."""
         key = (digest, prompts)
@@ -288,7 +292,7 @@ class Sam3Labeler:
                     break
             pending.wait()
         try:
-            label = self._known.peek(key) or self._computed(source, size, prompts)
+            label = self._known.peek(key) or self._computed(source, pixels, prompts)
             self._known.put(key, label, label.nbytes)
             return label
         finally:
@@ -296,13 +300,14 @@ class Sam3Labeler:
                 del self._pending[key]
             mine.set()
 
-    def _computed(self, source: ImageSource, size: int, prompts: tuple[Prompt, ...]) -> Label:
+    def _computed(self, source: ImageSource, pixels: int, prompts: tuple[Prompt, ...]) -> Label:
         request = Request(source, prompts, return_masks=self._masks != "none", **self._options)
-        with self._memory.hold(size) if size else nullcontext():
-            self._engine.preload(source)
-            [grounded] = self._device.submit(self._engine.ground, [request]).result()
-            if grounded.error is not None:
-                raise grounded.error
+        with self._memory.hold(DECODE_BYTES * pixels):
+            self._engine.preload(source, forget_pixels=True)
+        [grounded] = self._device.submit(self._engine.ground, [request]).result()
+        if grounded.error is not None:
+            raise grounded.error
+        with self._memory.hold(MASK_BYTES[self._masks] * grounded.width * grounded.height):
             label = label_of(grounded, self._masks)
         with self._lock:
             self._failures = 0
