@@ -193,7 +193,7 @@ def watched(run: Callable[[], object], every_s: float = 2.0) -> list[dict[str, A
                 except psutil.NoSuchProcess:
                     continue
                 own = (memory.rss - memory.shared) >> 20
-                    if process.pid == os.getpid():
+                if process.pid == os.getpid():
                     driver = own
                 elif title.startswith("ray::MapWorker"):
                     actors.append(own)
@@ -252,8 +252,12 @@ def memory(work: Path, small: int, huge: int) -> dict[str, Any]:
         found[name] = {
             "images": count,
             "size": size,
-            "largest_actor_mib_first_half": max((max(s["actors_mib"]) for s in both[:half]), default=0),
-            "largest_actor_mib_second_half": max((max(s["actors_mib"]) for s in both[half:]), default=0),
+            "largest_actor_mib_first_half": max(
+                (max(s["actors_mib"]) for s in both[:half]), default=0
+            ),
+            "largest_actor_mib_second_half": max(
+                (max(s["actors_mib"]) for s in both[half:]), default=0
+            ),
             "largest_all_mib": max((sample["all_mib"] for sample in samples), default=0),
             "object_store_mib": max((sample["object_store_mib"] for sample in samples), default=0),
             "spilled_bytes": max((sample["spilled_bytes"] for sample in samples), default=0),
