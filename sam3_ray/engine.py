@@ -100,7 +100,7 @@ class Engine:
             ImageError, FileNotFoundError: the image cannot be used.
             ImageNotCachedError: it was named by a digest that is not cached.
         """
-        image = self._lookup(source) or self._load(source)
+        image = self._lookup(source) or self._load(source, always=forget_pixels)
         if forget_pixels and image.prepared is not None:
             source.forget_pixels()
 
@@ -187,11 +187,13 @@ class Engine:
         with self._preloaded_lock:
             return self._preloaded.get(source)
 
-    def _load(self, source: ImageSource) -> _Image:
+    def _load(self, source: ImageSource, *, always: bool = False) -> _Image:
+        """Decode, and prepare where the features are not cached, or ``always``: they may soon be evicted."""
         started = time.perf_counter()
         pixels = source.pixels()
         key = pixel_digest(pixels)
-        prepared = None if key in self._images else self.backend.prepare(pixels)
+        known = key in self._images and not always
+        prepared = None if known else self.backend.prepare(pixels)
         image = _Image(key, pixels.shape[0], pixels.shape[1], prepared, _ms_since(started))
         with self._preloaded_lock:
             self._preloaded[source] = image

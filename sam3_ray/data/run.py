@@ -21,6 +21,7 @@ import pyarrow as pa
 from sam3_ray import __version__
 from sam3_ray.checkpoint import checkpoint_fingerprint, find_checkpoint
 from sam3_ray.data.attempts import CONDEMNED
+from sam3_ray.data.changes import take_out_changed
 from sam3_ray.data.coco import write_coco
 from sam3_ray.data.files import only_run_in
 from sam3_ray.data.labeler import BATCH_SIZE, Sam3Labeler, check_prompts
@@ -77,6 +78,7 @@ class LabelSummary:
         instances: of all labels.
         phrases: for each prompt, its images and instances.
         new_images: labelled, or tried, by this call; the others are of earlier ones.
+        changed: of those, images whose file has changed since an earlier call.
         seconds: that this call took.
         checkpoint: its label.
         backend: ``cpu`` or ``blackhole``; ``custom`` with ``open_engine``.
@@ -91,6 +93,7 @@ class LabelSummary:
     instances: int
     phrases: dict[str, PhraseCount]
     new_images: int
+    changed: int
     seconds: float
     checkpoint: str
     backend: str
@@ -186,11 +189,14 @@ def label_images(
         )
         if known is not None:
             check_same(folder, known.arguments, arguments)
-        plan = read_plan(folder).grown(inputs.paths, shard_size)
-        plan.save(folder)
         manifest = Manifest(arguments)
-        manifest.save(folder)
         run = RunFolder(folder, masks)
+        plan = read_plan(folder)
+        manifest.save(folder)  # not finished
+        changed = take_out_changed(run, plan, inputs.stamps)
+        # Only now: a run that is killed before that finds the same files changed again.
+        plan = plan.stamped(inputs.stamps).grown(list(inputs.stamps.items()), shard_size)
+        plan.save(folder)
         remaining = {shard.number: run.remaining(shard) for shard in plan.shards}
         meter = _meter(run, plan, remaining)
         if any(remaining.values()):
@@ -249,6 +255,7 @@ def label_images(
         instances=instances,
         phrases=phrases,
         new_images=meter.images,
+        changed=changed,
         seconds=time.monotonic() - started,
         checkpoint=label,
         backend=arguments.backend,

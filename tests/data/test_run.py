@@ -16,14 +16,16 @@ import pytest
 from PIL import Image
 
 from sam3_ray.data import LabelSummary, Progress, Sam3Labeler, label_images
+from sam3_ray.data.changes import take_out_changed
 from sam3_ray.data.files import FolderInUseError, only_run_in
 from sam3_ray.data.manifest import ArgumentsDifferError, ManifestError
 from sam3_ray.data.output import RunFolder
-from sam3_ray.data.plan import read_plan
+from sam3_ray.data.plan import Plan, read_plan
 from sam3_ray.data.progress import TooManyErrorsError
 from sam3_ray.data.run import LabellingError
 from sam3_ray.data.schema import ERRORS_FILE_SCHEMA, labels_file_schema
-from sam3_ray.data.sources import SourceError
+from sam3_ray.data.sources import SourceError, list_inputs
+from sam3_ray.images import file_digest
 from tests.data.conftest import draw
 from tests.data.simulated import BROKEN, DEADLY, open_simulated
 
@@ -93,6 +95,60 @@ def test_a_source_that_grew_and_the_same_again(pictures: Path, tmp_path: Path) -
     assert rows(out)[-1]["image_id"] == 10
     again = label(pictures, out, shard_size=4)
     assert (again.images, again.new_images) == (10, 0)
+
+
+def test_files_that_have_changed_are_labelled_again(pictures: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = label(pictures, out, shard_size=4)
+    assert first.changed == 0
+    before = {row["path"]: row for row in rows(out)}
+    untouched = (out / "labels" / "part-00002.parquet").stat().st_mtime_ns
+    os.utime(pictures / "a0.png", (1, 1))  # touched only
+    draw(pictures / "a1.png", 77, (80, 90))
+    draw(pictures / "broken.png", 78)  # mended
+    (pictures / "a2.png").write_text("no picture any more")
+    (pictures / "a3.png").unlink()  # what is gone keeps its label
+    summary = label(pictures, out, shard_size=4)
+    assert (summary.images, summary.new_images, summary.changed) == (9, 3, 3)
+    assert (summary.labelled, summary.errors) == (7, 2)
+    after = {row["path"]: row for row in rows(out)}
+    assert [row["image_id"] for row in rows(out)] == sorted(
+        row["image_id"] for row in after.values()
+    )
+    a1, broken = str(pictures / "a1.png"), str(pictures / "broken.png")
+    assert (after[a1]["width"], after[a1]["height"]) == (80, 90)
+    assert after[a1]["digest"] == file_digest((pictures / "a1.png").read_bytes())
+    assert after[a1]["image_id"] == before[a1]["image_id"]
+    assert set(after) == {*before, broken} - {str(pictures / "a2.png")}
+    assert [row for path, row in after.items() if path not in (a1, broken)] == [
+        row for path, row in before.items() if path in after and path != a1
+    ]
+    assert {Path(row["path"]).name for row in rows(out, "errors")} == {"a2.png", "empty.jpg"}
+    assert (out / "labels" / "part-00002.parquet").stat().st_mtime_ns == untouched
+    assert not (out / "unfinished").exists()
+    again = label(pictures, out, shard_size=4)
+    assert (again.new_images, again.changed) == (0, 0)
+
+
+def test_a_file_that_changed_in_a_shard_that_is_not_finished(tmp_path: Path) -> None:
+    """Taken out of a file of its batch, and a run that is killed at that point finds the same."""
+    folder, out = tmp_path / "pictures", tmp_path / "out"
+    paths = [str(draw(folder / f"{number}.png", number)) for number in range(4)]
+    inputs = list_inputs(folder)
+    plan = Plan().grown(list(inputs.stamps.items()), 4)
+    run = RunFolder(out, "rle")
+    [shard] = plan.shards
+    assert len(run.remaining(shard)) == 4
+    alone = Sam3Labeler(["car", "dog"], keep=["image_id", "path"], open_engine=open_simulated())
+    run.add(shard, alone(pa.table({"image_id": [1, 2, 3], "path": paths[:3]})))
+    draw(folder / "0.png", 90)
+    for _ in range(2):
+        take_out_changed(run, plan, list_inputs(folder).stamps)
+        assert run.remaining(shard) == [(1, paths[0]), (4, paths[3])]
+    run.add(shard, alone(pa.table({"image_id": [1, 4], "path": [paths[0], paths[3]]})))
+    alone.close()
+    assert [row["image_id"] for row in rows(out)] == [1, 2, 3, 4]
+    assert rows(out)[0]["digest"] == file_digest((folder / "0.png").read_bytes())
 
 
 def test_other_arguments_in_the_same_folder(pictures: Path, tmp_path: Path) -> None:
