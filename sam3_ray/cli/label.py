@@ -122,8 +122,8 @@ def _label(arguments: argparse.Namespace) -> LabelSummary:
     from sam3_ray.data.machine import NoSuchChipsError
     from sam3_ray.data.manifest import ArgumentsDifferError, ManifestError
     from sam3_ray.data.plan import PlanError
+    from sam3_ray.data.pool import LabellingError
     from sam3_ray.data.progress import TooManyErrorsError
-    from sam3_ray.data.run import LabellingError
     from sam3_ray.data.sources import SourceError
     from sam3_ray.errors import CheckpointError, WeightsAccessError, WeightsNotFoundError
 
@@ -169,10 +169,14 @@ class _Told:
         self._bar: Any = None
         self._person = sys.stderr.isatty()
         self._next_line = 0.0
+        self._out: tuple[str, ...] = ()
 
     def __call__(self, progress: Progress) -> None:
         from tqdm import tqdm
 
+        for told in set(progress.out) - set(self._out):
+            say(f"out of order, the others go on: {told}")
+        self._out = progress.out
         if not self._person:
             now = time.monotonic()
             if now >= self._next_line or progress.done == progress.total:
@@ -216,6 +220,7 @@ def _told(summary: LabelSummary) -> str:
     ]
     if earlier:
         lines.append(f"{earlier} images were done before, {summary.new_images} are new")
+    lines += [f"out of order, the others did its share: {told}" for told in summary.out_of_order]
     if summary.changed:
         lines.append(f"files that have changed since, and were labelled again: {summary.changed}")
     if summary.other_files:

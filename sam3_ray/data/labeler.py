@@ -7,6 +7,8 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -28,6 +30,7 @@ from sam3_ray.data.labels import (
     label_of,
 )
 from sam3_ray.data.machine import plan_actors
+from sam3_ray.data.openings import Openings
 from sam3_ray.data.reading import read_input
 from sam3_ray.data.schema import MaskFormat, check_kept, label_schema
 from sam3_ray.engine import Engine
@@ -102,6 +105,8 @@ class Sam3Labeler:
         num_threads: torch's host threads; None follows the CPUs that Ray reserved for this actor.
         attempts: a folder that all actors share, for finding images that kill their process
             (``sam3_ray.data.attempts``); None leaves such an image to fail the job.
+        actors: how many share that folder: one whose model does not open leaves the work to the others
+            (``sam3_ray.data.openings``).
         open_engine: opens something else than ``Sam3.from_pretrained`` would.
 
     Raises:
@@ -125,6 +130,7 @@ class Sam3Labeler:
         num_threads: int | None = None,
         image_cache_bytes: int = IMAGE_CACHE_BYTES,
         attempts: str | os.PathLike[str] | None = None,
+        actors: int = 1,
         open_engine: Callable[[], Engine] | None = None,
     ) -> None:
         self._prompts = None if prompts is None else check_prompts(prompts)
@@ -143,17 +149,20 @@ class Sam3Labeler:
         self._lock = threading.Lock()
         self._failures = 0
         self._broken: BrokenModelError | None = None
-        if open_engine is not None:
-            self._engine = open_engine()
-        else:
-            self._engine = Sam3.from_pretrained(
+        if open_engine is None:
+            open_engine = partial(
+                _open_model,
                 repo_id,
                 revision=revision,
                 checkpoint_path=checkpoint_path,
                 backend=_backend_here(backend),
                 num_threads=num_threads or _threads_here(),
                 image_cache_bytes=image_cache_bytes,
-            ).engine
+            )
+        if attempts is None:
+            self._engine = open_engine()
+        else:
+            self._engine = Openings(Path(attempts), actors).open(open_engine)
         if self._prompts is not None:
             self._engine.encode_phrases([prompt.text for prompt in self._prompts])
         self._workers = ThreadPoolExecutor(IMAGES_AT_WORK, thread_name_prefix="sam3_ray-label")
@@ -323,6 +332,10 @@ class Sam3Labeler:
                     f"{self._failures} images in a row failed for no reason of their own, the last with "
                     f"{type(error).__name__}: {error}"
                 )
+
+
+def _open_model(repo_id: str, **options: Any) -> Engine:
+    return Sam3.from_pretrained(repo_id, **options).engine
 
 
 def check_prompts(

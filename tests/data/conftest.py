@@ -27,6 +27,7 @@ def local_ray() -> Iterator[None]:
     ray.init(
         address="local",
         num_cpus=2,
+        resources={"TTNPU": 2},  # simulated
         include_dashboard=False,
         log_to_driver=False,
         logging_level="ERROR",

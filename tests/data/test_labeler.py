@@ -267,13 +267,13 @@ def test_map_batches_with_ray(local_ray: None, pictures: Path) -> None:
     dataset = ray.data.read_binary_files(
         str(pictures), include_paths=True, file_extensions=["png", "jpg"]
     )
-    options = Sam3Labeler.options(size=1, repo_id="demo", batch_size=3)
+    options = Sam3Labeler.options("cpu", size=1, repo_id="demo", batch_size=3)
     assert options["max_restarts"] > 0
     assert options["max_task_retries"] > 0
     assert 0 < options["num_cpus"] < 2  # something is left for who reads
     labelled = dataset.map_batches(
         Sam3Labeler,
-        fn_constructor_kwargs={"prompts": PROMPTS, "repo_id": "demo"},
+        fn_constructor_kwargs={"prompts": PROMPTS, "repo_id": "demo", "backend": "cpu"},
         **options,
     )
     rows = labelled.take_all()

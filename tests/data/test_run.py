@@ -21,13 +21,13 @@ from sam3_ray.data.files import FolderInUseError, only_run_in
 from sam3_ray.data.manifest import ArgumentsDifferError, ManifestError
 from sam3_ray.data.output import RunFolder
 from sam3_ray.data.plan import Plan, read_plan
+from sam3_ray.data.pool import LabellingError
 from sam3_ray.data.progress import TooManyErrorsError
-from sam3_ray.data.run import LabellingError
 from sam3_ray.data.schema import ERRORS_FILE_SCHEMA, labels_file_schema
 from sam3_ray.data.sources import SourceError, list_inputs
 from sam3_ray.images import file_digest
 from tests.data.conftest import draw
-from tests.data.simulated import BROKEN, DEADLY, open_simulated
+from tests.data.simulated import BROKEN, DEADLY, open_simulated, open_some
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -260,3 +260,23 @@ def test_a_broken_device_ends_the_job_with_its_message(tmp_path: Path) -> None:
         Image.new("RGB", (30 + number, 30), BROKEN).save(folder / f"{number}.png")
     with pytest.raises(LabellingError, match=r"8 images in a row failed .* the device says no"):
         label(folder, tmp_path / "out", chips="cpu")
+
+
+def test_a_chip_that_does_not_open_leaves_the_work_to_the_others(tmp_path: Path) -> None:
+    folder, out = tmp_path / "pictures", tmp_path / "out"
+    for number in range(40):
+        draw(folder / f"{number:02d}.png", number)
+    told: list[Progress] = []
+    engine = open_some(["1"], out / ".attempts")
+    summary = label(folder, out, chips=2, open_engine=engine, on_progress=told.append)
+    assert (summary.labelled, summary.errors) == (40, 0)
+    [reason] = summary.out_of_order
+    assert reason.startswith("chip 1 of ")
+    assert reason.endswith(": ChipUnavailableError: chip 1 hangs")
+    assert {progress.out for progress in told} == {(reason,)}
+    draw(folder / "more.png", 90)
+    draw(folder / "more2.png", 91)
+    with pytest.raises(LabellingError, match=r"chip 0 hangs; chip 1 of \S+: .*chip 1 hangs"):
+        label(folder, out, chips=2, open_engine=open_some(["0", "1"], out / ".attempts"))
+    draw(folder / "more3.png", 92)
+    assert label(folder, out, chips=2).labelled == 43  # nothing holds the chips any more
