@@ -10,6 +10,7 @@ import posixpath
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -132,7 +133,7 @@ def _uri_files(uri: str) -> Iterator[tuple[str, Stamp]]:
     for entry in system.get_file_info(fs.FileSelector(inner, recursive=True)):
         rest = entry.path[len(inner.rstrip("/")) :].lstrip("/")
         hidden = any(part.startswith(".") for part in rest.split("/"))
-        full = f"{prefix}/{rest}"
+        full = f"{prefix}/{quote(rest) if prefix.startswith('file:') else rest}"
         wanted = before == uri or fnmatch.fnmatchcase(full, uri)
         if entry.type == fs.FileType.File and wanted and not hidden:
             yield full, remote_stamp(entry)

@@ -13,13 +13,25 @@ import pytest
 from PIL import Image
 
 from sam3_ray.local_ray import keep_ray_on_loopback
+from tests.data.bucket import Bucket
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 keep_ray_on_loopback()  # before anything imports Ray
 
 
 @pytest.fixture(scope="package")
-def local_ray() -> Iterator[None]:
+def bucket() -> Iterator[Bucket]:
+    """An empty one, which the environment leads to: this process's, and that of a Ray started later."""
+    bucket = Bucket()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in bucket.environment.items():
+            patch.setenv(name, value)
+        yield bucket
+    bucket.close()
+
+
+@pytest.fixture(scope="package")
+def local_ray(bucket: Bucket) -> Iterator[None]:
     """A Ray of our own; joins no other."""
     import ray
 
