@@ -10,7 +10,7 @@ from sam3_ray.data.schema import MaskFormat
 from sam3_ray.errors import ImageDecodeError, ImageError, ImageTooLargeError
 from sam3_ray.masks import mask_to_polygon
 
-_BYTES_OF_AN_INSTANCE = 400
+_BYTES_OF_AN_INSTANCE = 800
 """Of its Python objects, beside the mask."""
 
 
