@@ -86,7 +86,9 @@ def on_chips(count: int, work: Path, images: int) -> dict[str, Any]:
     try:
         summary = label_images(
             listed, PROMPTS, work / f"out{count}", chips=count, formats=["parquet"],
-            open_engine=open_simulated(image_s=IMAGE_S, prompt_s=PROMPT_S, image_size=1008, report=reports),
+            open_engine=open_simulated(
+                image_s=IMAGE_S, prompt_s=PROMPT_S, image_size=1008, upstreams_resize=True, report=reports
+            ),
         )  # fmt: skip
     finally:
         ray.shutdown()
@@ -114,7 +116,7 @@ def host_stages(work: Path) -> dict[str, float]:
     from sam3_ray.prompt import Prompt, Request
 
     data = next((work / "720p").iterdir()).read_bytes()
-    engine = open_simulated(image_size=1008)()
+    engine = open_simulated(image_size=1008, upstreams_resize=True)()
     spent = dict.fromkeys(("decode", "prepare", "masks_and_rle"), 0.0)
     rounds = 20
     for round_ in range(rounds + 1):
@@ -241,7 +243,7 @@ def memory(work: Path, small: int, huge: int) -> dict[str, Any]:
             samples = watched(
                 lambda source=source, name=name: label_images(
                     source, PROMPTS, work / f"{name}-out", chips=2,
-                    open_engine=open_simulated(image_s=0.005, image_size=1008),
+                    open_engine=open_simulated(image_s=0.005, image_size=1008, upstreams_resize=True),
                 )
             )  # fmt: skip
         finally:

@@ -363,7 +363,7 @@ def check_prompts(
 
 
 def _assigned() -> dict[str, float] | None:
-    """What Ray reserved for this actor; None outside of Ray."""
+    """What Ray reserved for this actor; None outside of one."""
     import ray
 
     if not ray.is_initialized():
@@ -371,6 +371,8 @@ def _assigned() -> dict[str, float] | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # outside of an actor Ray warns
         context = ray.get_runtime_context()
+        if context.get_actor_id() is None:  # type: ignore[no-untyped-call]
+            return None
         assigned: dict[str, float] = context.get_assigned_resources()  # type: ignore[no-untyped-call]
     return assigned
 

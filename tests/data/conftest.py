@@ -59,10 +59,8 @@ def draw(path: Path, number: int, size: tuple[int, int] = (64, 48)) -> Path:
     return path
 
 
-@pytest.fixture
-def pictures(tmp_path: Path) -> Path:
-    """A folder of 7 pictures in two folders, a broken one, an empty one, and what is no picture."""
-    folder = tmp_path / "pictures"
+def draw_pictures(folder: Path) -> Path:
+    """7 pictures in two folders, a broken one, an empty one, and what is no picture."""
     for number in range(4):
         draw(folder / f"a{number}.png", number, (64 + number, 48))
     for number in range(4, 7):
@@ -73,3 +71,9 @@ def pictures(tmp_path: Path) -> Path:
     (folder / ".hidden").mkdir()
     draw(folder / ".hidden" / "a.png", 99)
     return folder
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """A folder of ``draw_pictures``."""
+    return draw_pictures(tmp_path / "pictures")

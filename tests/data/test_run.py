@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from sam3_ray.data.progress import TooManyErrorsError
 from sam3_ray.data.schema import ERRORS_FILE_SCHEMA, labels_file_schema
 from sam3_ray.data.sources import SourceError, list_inputs
 from sam3_ray.images import file_digest
-from tests.data.conftest import draw
+from tests.data.conftest import draw, draw_pictures
 from tests.data.simulated import BROKEN, DEADLY, open_simulated, open_some
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -43,12 +44,27 @@ def rows(folder: Path, kind: str = "labels") -> list[dict[str, Any]]:
     ]
 
 
-def test_every_image_ends_in_exactly_one_of_labels_and_errors(
-    pictures: Path, tmp_path: Path
-) -> None:
+@dataclass(frozen=True)
+class Job:
+    pictures: Path
+    out: Path
+    summary: LabelSummary
+    told: list[Progress]
+
+
+@pytest.fixture(scope="module")
+def job(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A finished job, for tests that leave it as it is: to start an actor takes seconds."""
+    folder = tmp_path_factory.mktemp("job")
     told: list[Progress] = []
-    summary = label(pictures, tmp_path / "out", shard_size=4, on_progress=told.append)
-    labels, errors = rows(tmp_path / "out"), rows(tmp_path / "out", "errors")
+    pictures = draw_pictures(folder / "pictures")
+    summary = label(pictures, folder / "out", shard_size=4, on_progress=told.append)
+    return Job(pictures, folder / "out", summary, told)
+
+
+def test_every_image_ends_in_exactly_one_of_labels_and_errors(job: Job) -> None:
+    pictures, out, summary, told = job.pictures, job.out, job.summary, job.told
+    labels, errors = rows(out), rows(out, "errors")
     expected = sorted(
         path for path in pictures.rglob("*.*") if path.suffix != ".txt" and "/." not in str(path)
     )
@@ -61,10 +77,10 @@ def test_every_image_ends_in_exactly_one_of_labels_and_errors(
     assert {Path(row["path"]).name: row["kind"] for row in errors} == {
         "broken.png": "not-an-image", "empty.jpg": "not-an-image",
     }  # fmt: skip
-    assert len(list((tmp_path / "out" / "labels").iterdir())) == 3  # of 4, 4 and 1
-    for path in (tmp_path / "out").rglob("labels/*.parquet"):
+    assert len(list((out / "labels").iterdir())) == 3  # of 4, 4 and 1
+    for path in out.rglob("labels/*.parquet"):
         assert pq.read_schema(path).equals(labels_file_schema("rle"))
-    for path in (tmp_path / "out").rglob("errors/*.parquet"):
+    for path in out.rglob("errors/*.parquet"):
         assert pq.read_schema(path).equals(ERRORS_FILE_SCHEMA)
     assert (summary.images, summary.labelled, summary.errors) == (9, 7, 2)
     assert summary.instances == 7 * 4
@@ -75,59 +91,45 @@ def test_every_image_ends_in_exactly_one_of_labels_and_errors(
     assert told[-1].done == told[-1].total == 9
     assert told[-1].instances == 28
     assert told[-1].errors == 2
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["finished"] is True
     assert manifest["counts"] == {"images": 9, "labelled": 7, "errors": 2, "instances": 28}
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+    assert {path.name for path in out.iterdir()} == {
         ".lock", "errors", "instances.json", "labels", "manifest.json", "plan.parquet",
     }  # fmt: skip
 
 
-def test_a_source_that_grew_and_the_same_again(pictures: Path, tmp_path: Path) -> None:
+def test_a_source_that_grew_and_changed(pictures: Path) -> None:
     out = pictures / "labels"  # inside of the source
-    label(pictures, out, shard_size=4)
-    before = {path: path.stat().st_mtime_ns for path in (out / "labels").iterdir()}
-    new = draw(pictures / "a0-and-a-half.png", 50)  # sorts between what is there
-    summary = label(pictures, out, shard_size=4, formats=["coco", "yolo"])
-    assert (summary.images, summary.new_images) == (10, 1)
-    assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert rows(out)[-1]["path"] == str(new)
-    assert rows(out)[-1]["image_id"] == 10
-    again = label(pictures, out, shard_size=4)
-    assert (again.images, again.new_images) == (10, 0)
-
-
-def test_files_that_have_changed_are_labelled_again(pictures: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
     first = label(pictures, out, shard_size=4)
     assert first.changed == 0
     before = {row["path"]: row for row in rows(out)}
-    untouched = (out / "labels" / "part-00002.parquet").stat().st_mtime_ns
+    untouched = out / "labels" / "part-00002.parquet"
+    written = untouched.stat().st_mtime_ns
+    new = draw(pictures / "a0-and-a-half.png", 50)  # sorts between what is there
     os.utime(pictures / "a0.png", (1, 1))  # touched only
-    draw(pictures / "a1.png", 77, (80, 90))
-    draw(pictures / "broken.png", 78)  # mended
+    a1, broken = draw(pictures / "a1.png", 77, (80, 90)), draw(pictures / "broken.png", 78)
     (pictures / "a2.png").write_text("no picture any more")
     (pictures / "a3.png").unlink()  # what is gone keeps its label
-    summary = label(pictures, out, shard_size=4)
-    assert (summary.images, summary.new_images, summary.changed) == (9, 3, 3)
-    assert (summary.labelled, summary.errors) == (7, 2)
-    after = {row["path"]: row for row in rows(out)}
-    assert [row["image_id"] for row in rows(out)] == sorted(
-        row["image_id"] for row in after.values()
-    )
-    a1, broken = str(pictures / "a1.png"), str(pictures / "broken.png")
-    assert (after[a1]["width"], after[a1]["height"]) == (80, 90)
-    assert after[a1]["digest"] == file_digest((pictures / "a1.png").read_bytes())
-    assert after[a1]["image_id"] == before[a1]["image_id"]
-    assert set(after) == {*before, broken} - {str(pictures / "a2.png")}
-    assert [row for path, row in after.items() if path not in (a1, broken)] == [
-        row for path, row in before.items() if path in after and path != a1
-    ]
+
+    summary = label(pictures, out, shard_size=4, formats=["coco", "yolo"])
+    assert (summary.images, summary.new_images, summary.changed) == (10, 4, 3)
+    assert (summary.labelled, summary.errors) == (8, 2)
     assert {Path(row["path"]).name for row in rows(out, "errors")} == {"a2.png", "empty.jpg"}
-    assert (out / "labels" / "part-00002.parquet").stat().st_mtime_ns == untouched
+    labels = rows(out)
+    assert [row["image_id"] for row in labels] == sorted(row["image_id"] for row in labels)
+    assert (labels[-1]["path"], labels[-1]["image_id"]) == (str(new), 10)
+    after = {row["path"]: row for row in labels}
+    assert set(after) == {*before, str(broken), str(new)} - {str(pictures / "a2.png")}
+    assert (after[str(a1)]["width"], after[str(a1)]["height"]) == (80, 90)
+    assert after[str(a1)]["digest"] == file_digest(a1.read_bytes())
+    assert after[str(a1)]["image_id"] == before[str(a1)]["image_id"]
+    kept = set(before) - {str(a1), str(pictures / "a2.png")}
+    assert {path: after[path] for path in kept} == {path: before[path] for path in kept}
+    assert untouched.stat().st_mtime_ns == written
     assert not (out / "unfinished").exists()
     again = label(pictures, out, shard_size=4)
-    assert (again.new_images, again.changed) == (0, 0)
+    assert (again.images, again.new_images, again.changed) == (10, 0, 0)
 
 
 def test_a_file_that_changed_in_a_shard_that_is_not_finished(tmp_path: Path) -> None:
@@ -151,8 +153,9 @@ def test_a_file_that_changed_in_a_shard_that_is_not_finished(tmp_path: Path) -> 
     assert rows(out)[0]["digest"] == file_digest((folder / "0.png").read_bytes())
 
 
-def test_other_arguments_in_the_same_folder(pictures: Path, tmp_path: Path) -> None:
-    label(pictures, tmp_path / "out", shard_size=4)  # the only one of these that starts actors
+def test_other_arguments_in_the_same_folder(job: Job, tmp_path: Path) -> None:
+    pictures = job.pictures
+    shutil.copytree(job.out, tmp_path / "out")
     with pytest.raises(ArgumentsDifferError) as raised:
         label(pictures, tmp_path / "out", shard_size=4, prompts=["car"], threshold=0.25)
     assert 'prompts was ["car", "dog"], is ["car"]' in str(raised.value)
