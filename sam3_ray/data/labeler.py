@@ -371,7 +371,7 @@ def _assigned() -> dict[str, float] | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # outside of an actor Ray warns
         context = ray.get_runtime_context()
-        if context.get_actor_id() is None:  # type: ignore[no-untyped-call]
+        if context.get_actor_id() is None:
             return None
         assigned: dict[str, float] = context.get_assigned_resources()  # type: ignore[no-untyped-call]
     return assigned
