@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -54,6 +54,7 @@ class SimulatedChip:
         image_size: int = 224,
         upstreams_resize: bool = False,
         report: Path | None = None,
+        hold: tuple[int, Path] | None = None,
     ) -> None:
         self.config = Sam3Config(
             image_size=image_size,
@@ -62,6 +63,7 @@ class SimulatedChip:
             queries=max(4, instances),
         )
         self._upstreams_resize = upstreams_resize
+        self._hold = hold  # after so many images, until there is such a file
         self._image_s, self._prompt_s, self._instances = image_s, prompt_s, instances
         # One open file, written in place: a new one each time would take a share of the device's time.
         self._report = None if report is None else (report / f"{os.getpid()}.json").open("w")
@@ -82,6 +84,8 @@ class SimulatedChip:
             os.kill(os.getpid(), signal.SIGKILL)
         if first == BROKEN:
             raise RuntimeError("the device says no")
+        if self._hold is not None and self._counts["images"] >= self._hold[0]:
+            wait_for(self._hold[1].exists)
         self._counts["images"] += 1
         self._work(time.monotonic(), self._image_s)
         return Features(prepared)
@@ -156,9 +160,14 @@ def _open_some(broken: Sequence[str], attempts: Path, options: dict[str, Any]) -
     chip = os.environ["TT_VISIBLE_DEVICES"]
     if chip in broken:
         raise ChipUnavailableError(f"chip {chip} hangs")
-    deadline = time.monotonic() + 120
-    while len(list(attempts.glob("*/out-*"))) < len(broken):
-        if time.monotonic() > deadline:
-            raise TimeoutError("the broken chips have not said so")
-        time.sleep(0.02)
+    wait_for(lambda: len(list(attempts.glob("*/out-*"))) == len(broken))
     return _open(options)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Raise TimeoutError where it does not come true."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("waited for two minutes")
+        time.sleep(0.02)

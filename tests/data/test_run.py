@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from sam3_ray.cli.label import _told
 from sam3_ray.data import LabelSummary, Progress, Sam3Labeler, label_images
 from sam3_ray.data.changes import take_out_changed
 from sam3_ray.data.files import FolderInUseError, only_run_in
@@ -196,13 +197,15 @@ def test_an_actor_that_is_killed_changes_nothing(tmp_path: Path) -> None:
     killed: list[int] = []
 
     def kill(progress: Progress) -> None:
-        if not killed and progress.done >= 8:
+        if not killed and progress.done >= 4:
             [pid, *_] = [int(path.stem) for path in reports.iterdir()]
             assert psutil.Process(pid).is_running()
             os.kill(pid, signal.SIGKILL)
             killed.append(pid)
+            (tmp_path / "go on").touch()
 
-    engine = open_simulated(image_s=0.1, report=reports)
+    # It has work when it is killed, however late this process comes to that: after 12 images it waits.
+    engine = open_simulated(report=reports, hold=(12, tmp_path / "go on"))
     label(folder, tmp_path / "killed", shard_size=16, open_engine=engine, on_progress=kill)
     assert killed
     assert len(list(reports.iterdir())) >= 2
@@ -277,6 +280,7 @@ def test_a_chip_that_does_not_open_leaves_the_work_to_the_others(tmp_path: Path)
     assert reason.startswith("chip 1 of ")
     assert reason.endswith(": ChipUnavailableError: chip 1 hangs")
     assert {progress.out for progress in told} == {(reason,)}
+    assert f"out of order, the others did its share: {reason}" in _told(summary)
     draw(folder / "more.png", 90)
     draw(folder / "more2.png", 91)
     with pytest.raises(LabellingError, match=r"chip 0 hangs; chip 1 of \S+: .*chip 1 hangs"):
