@@ -18,8 +18,12 @@ from pathlib import Path
 from sam3_ray import chips
 from sam3_ray.data.files import replace_file
 
-_OUT = "out-"
+_OUT, _OPEN = "out-", "open-"
 _POLL_S = 0.5
+
+OTHERS_OPEN_S = 900.0
+"""How long the first of the others may take. One that hangs, or that the cluster has no room for, never says
+that it has failed."""
 
 
 class NothingOpensError(RuntimeError):
@@ -42,19 +46,25 @@ class Openings:
         """Open a model; where that fails, stay here while others work.
 
         Raises:
-            NothingOpensError: all others have failed too.
+            NothingOpensError: all others have failed too, or none has opened in ``OTHERS_OPEN_S``.
             Exception: what opening raises, where there is one actor, the run has ended, or this one worked
                 before: then it has images that wait for it.
         """
-        try:
+        if self._actors == 1:
             return open_model()
+        try:
+            model = open_model()
+            (self._folder / f"{_OPEN}{uuid.uuid4().hex[:12]}").touch()
+            return model
         except Exception as error:
-            if self._actors == 1 or _worked_before():
+            if _worked_before():
                 raise
             self._tell(error)
+            deadline = time.monotonic() + OTHERS_OPEN_S
             while self._folder.is_dir():
                 found = told(self._folder)
-                if len(found) >= self._actors:
+                late = time.monotonic() > deadline and not any(self._folder.glob(f"{_OPEN}*"))
+                if late or len(found) >= self._actors:
                     raise NothingOpensError("; ".join(found)) from error
                 time.sleep(_POLL_S)
             raise
