@@ -86,7 +86,9 @@ def on_chips(count: int, work: Path, images: int) -> dict[str, Any]:
     try:
         summary = label_images(
             listed, PROMPTS, work / f"out{count}", chips=count, formats=["parquet"],
-            open_engine=open_simulated(image_s=IMAGE_S, prompt_s=PROMPT_S, image_size=1008, report=reports),
+            open_engine=open_simulated(
+                image_s=IMAGE_S, prompt_s=PROMPT_S, image_size=1008, upstreams_resize=True, report=reports
+            ),
         )  # fmt: skip
     finally:
         ray.shutdown()
@@ -114,7 +116,7 @@ def host_stages(work: Path) -> dict[str, float]:
     from sam3_ray.prompt import Prompt, Request
 
     data = next((work / "720p").iterdir()).read_bytes()
-    engine = open_simulated(image_size=1008)()
+    engine = open_simulated(image_size=1008, upstreams_resize=True)()
     spent = dict.fromkeys(("decode", "prepare", "masks_and_rle"), 0.0)
     rounds = 20
     for round_ in range(rounds + 1):
@@ -185,24 +187,31 @@ def watched(run: Callable[[], object], every_s: float = 2.0) -> list[dict[str, A
 
     def look() -> None:
         while not ended.wait(every_s):
-            sizes: dict[str, list[int]] = {}
+            actors, driver, others = [], 0, 0
             for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
                 try:
                     title = " ".join(process.cmdline())
                     memory = process.memory_info()
                 except psutil.NoSuchProcess:
                     continue
-                name = "actors" if title.startswith("ray::MapWorker") else "other Ray"
-                name = "driver" if process.pid == os.getpid() else name
-                sizes.setdefault(name, []).append((memory.rss - memory.shared) >> 20)
+                own = (memory.rss - memory.shared) >> 20
+                if process.pid == os.getpid():
+                    driver = own
+                elif title.startswith("ray::MapWorker"):
+                    actors.append(own)
+                else:
+                    others += own
             spilled = sum(
                 p.stat().st_size for p in Path("/tmp/ray").glob("session_latest/ray_spilled*/*")
             )
-            shm = psutil.disk_usage("/dev/shm").used >> 20
             samples.append(
-                {"s": round(time.monotonic() - started), **sizes, "shm": shm, "spilled": spilled}
-            )
-            print(samples[-1], flush=True)
+                {
+                    "s": round(time.monotonic() - started), "driver_mib": driver, "actors_mib": actors,
+                    "other_ray_mib": others, "all_mib": driver + sum(actors) + others,
+                    "object_store_mib": psutil.disk_usage("/dev/shm").used >> 20, "spilled_bytes": spilled,
+                }
+            )  # fmt: skip
+            print(samples[-1], "load", round(os.getloadavg()[0], 1), flush=True)
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -215,6 +224,9 @@ def watched(run: Callable[[], object], every_s: float = 2.0) -> list[dict[str, A
 
 
 def memory(work: Path, small: int, huge: int) -> dict[str, Any]:
+    """Two actors on simulated chips."""
+    import ray
+
     from sam3_ray.data import label_images
 
     found = {}
@@ -223,25 +235,35 @@ def memory(work: Path, small: int, huge: int) -> dict[str, Any]:
         ("huge", huge, (8000, 6000), 2),
     ):
         source = pictures(work / name, count, size, different)
-        samples = watched(
-            lambda source=source, name=name: label_images(
-                source, PROMPTS, work / f"{name}-out", chips="cpu",
-                open_engine=open_simulated(image_s=0.005, image_size=1008),
-            )
+        ray.init(
+            address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+            resources={"TTNPU": 2}, object_store_memory=256 << 20,
         )  # fmt: skip
+        try:
+            samples = watched(
+                lambda source=source, name=name: label_images(
+                    source, PROMPTS, work / f"{name}-out", chips=2,
+                    open_engine=open_simulated(image_s=0.005, image_size=1008, upstreams_resize=True),
+                )
+            )  # fmt: skip
+        finally:
+            ray.shutdown()
         shutil.rmtree(source)
-        peaks = [max(sample.get("actors", [0])) for sample in samples]
-        half = len(samples) // 2
+        both = [sample for sample in samples if len(sample["actors_mib"]) == 2]
+        half = len(both) // 2
         found[name] = {
             "images": count,
             "size": size,
-            "largest_actor_mib_first_half": max(peaks[:half], default=0),
-            "largest_actor_mib_second_half": max(peaks[half:], default=0),
-            "driver_mib": [sample["driver"][0] for sample in samples][
-                :: max(1, len(samples) // 12)
-            ],
-            "object_store_mib": max((sample["shm"] for sample in samples), default=0),
-            "spilled_bytes": max((sample["spilled"] for sample in samples), default=0),
+            "largest_actor_mib_first_half": max(
+                (max(s["actors_mib"]) for s in both[:half]), default=0
+            ),
+            "largest_actor_mib_second_half": max(
+                (max(s["actors_mib"]) for s in both[half:]), default=0
+            ),
+            "largest_all_mib": max((sample["all_mib"] for sample in samples), default=0),
+            "object_store_mib": max((sample["object_store_mib"] for sample in samples), default=0),
+            "spilled_bytes": max((sample["spilled_bytes"] for sample in samples), default=0),
+            "over_time": samples[:: max(1, len(samples) // 40)],
         }
     return found
 

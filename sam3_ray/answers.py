@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from sam3_ray.mask_columns import MaskColumns, mask_columns
 from sam3_ray.masks import BoolArray, Float32Array, masks_per_chunk, upsample_masks
 from sam3_ray.prompt import Request
 from sam3_ray.result import Sam3Result
@@ -65,6 +66,11 @@ class Instances:
             yield upsample_masks(
                 self.logits[self.rows[start : start + step]], self.height, self.width
             )
+
+    def mask_columns(self) -> Iterator[MaskColumns]:
+        """The same masks, one at a time, for who needs their RLE or area and not every pixel."""
+        for row in self.rows:
+            yield mask_columns(self.logits[row], self.height, self.width)
 
 
 @dataclass(frozen=True)

@@ -92,15 +92,21 @@ class Engine:
         """Whether nothing is left to decode: the features are cached, or it was preloaded."""
         return self._lookup(source) is not None
 
-    def preload(self, source: ImageSource) -> None:
+    def preload(self, source: ImageSource, *, forget_pixels: bool = False) -> None:
         """Decode and prepare an image unless its features are cached. Any thread.
+
+        Args:
+            source: the image.
+            forget_pixels: have the source let go of its pixels once they are prepared; it is then good for
+                one request of one :meth:`ground`.
 
         Raises:
             ImageError, FileNotFoundError: the image cannot be used.
             ImageNotCachedError: it was named by a digest that is not cached.
         """
-        if self._lookup(source) is None:
-            self._load(source)
+        image = self._lookup(source) or self._load(source, always=forget_pixels)
+        if forget_pixels and image.prepared is not None:
+            source.forget_pixels()
 
     def run(self, requests: Sequence[Request]) -> list[Answer]:
         """Answer requests, in order. A bad one gets an ``error`` and costs the others nothing."""
@@ -212,11 +218,13 @@ class Engine:
         with self._preloaded_lock:
             return self._preloaded.get(source)
 
-    def _load(self, source: ImageSource) -> _Image:
+    def _load(self, source: ImageSource, *, always: bool = False) -> _Image:
+        """Decode, and prepare where the features are not cached, or ``always``: they may soon be evicted."""
         started = time.perf_counter()
         pixels = source.pixels()
         key = source.namespace + pixel_digest(pixels)
-        prepared = None if key in self._images else self.backend.prepare(pixels)
+        known = key in self._images and not always
+        prepared = None if known else self.backend.prepare(pixels)
         image = _Image(key, pixels.shape[0], pixels.shape[1], prepared, _ms_since(started))
         with self._preloaded_lock:
             self._preloaded[source] = image

@@ -160,6 +160,12 @@ class ImageSource:
                 self._given = None
             return self._pixels
 
+    def forget_pixels(self) -> None:
+        """Let go of the pixels, once whoever needs them has made something else of them."""
+        with self._lock:
+            if self._given is None:
+                self._pixels = None
+
     def _read(self) -> bytes:
         if isinstance(self._given, Path):
             self._given = _read_file(self._given)

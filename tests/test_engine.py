@@ -308,6 +308,25 @@ def test_preload_runs_beside_the_device(engine: Engine, pictures: list[Scene]) -
             np.testing.assert_array_equal(run.result()[0].unwrap()[0].scores, scores)
 
 
+def test_pixels_can_be_forgotten_once_they_are_prepared(
+    engine: Engine, backend: CountingBackend, pictures: list[Scene]
+) -> None:
+    data = png(pictures[0].image)
+    expected = engine.run([request(data, "shape")])[0].unwrap()[0].scores
+    for cached in (True, False):  # another file with the same pixels, then one of nobody's
+        if not cached:
+            engine.clear_caches()
+        source = ImageSource.of(data + b"more")
+        engine.preload(source, forget_pixels=True)
+        engine.preload(source)  # it is there: nothing is decoded again
+        [answer] = engine.run([request(source, "shape")])
+        np.testing.assert_array_equal(answer.unwrap()[0].scores, expected)
+        assert answer.cached is cached
+        with pytest.raises(ImageNotCachedError):
+            source.pixels()
+    assert backend.images == 2
+
+
 def test_threads_take_turns_on_the_device(
     backend: CountingBackend, pictures: list[Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,8 @@ SOURCE is a folder (with its folders), a glob in quotes, a text file with a path
 table with a column `path` or `bytes`, one picture, or a URI of these (s3://...).
 
 Stop it at any moment, and start it again with the same command: it goes on. Every image ends in exactly one
-of labels/ and errors/. The same command also adds what the source has got since.
+of labels/ and errors/. The same command also adds what the source has got since, and labels files again that
+have changed.
 
 checkpoint `auto` means: SAM3's weights (SAM3_WEIGHTS_DIR, or facebook/sam3 from the Hub); on a machine
 without chips where they cannot be had, the small demo checkpoint, which only knows coloured shapes.
@@ -120,8 +121,9 @@ def _label(arguments: argparse.Namespace) -> LabelSummary:
     from sam3_ray.data.files import FolderInUseError
     from sam3_ray.data.machine import NoSuchChipsError
     from sam3_ray.data.manifest import ArgumentsDifferError, ManifestError
+    from sam3_ray.data.plan import PlanError
+    from sam3_ray.data.pool import LabellingError
     from sam3_ray.data.progress import TooManyErrorsError
-    from sam3_ray.data.run import LabellingError
     from sam3_ray.data.sources import SourceError
     from sam3_ray.errors import CheckpointError, WeightsAccessError, WeightsNotFoundError
 
@@ -146,7 +148,7 @@ def _label(arguments: argparse.Namespace) -> LabelSummary:
         )
     except (CheckpointError, WeightsNotFoundError, WeightsAccessError) as error:
         raise CommandError(str(error)) from error
-    except (SourceError, ManifestError, ArgumentsDifferError, NoSuchChipsError) as error:
+    except (SourceError, ManifestError, PlanError, ArgumentsDifferError, NoSuchChipsError) as error:
         raise CommandError(str(error), exit_code=WRONG_USE) from error
     except LabellingError as error:
         raise CommandError(f"{error}. The same command goes on with what is left") from error
@@ -167,10 +169,14 @@ class _Told:
         self._bar: Any = None
         self._person = sys.stderr.isatty()
         self._next_line = 0.0
+        self._out: tuple[str, ...] = ()
 
     def __call__(self, progress: Progress) -> None:
         from tqdm import tqdm
 
+        for told in set(progress.out) - set(self._out):
+            say(f"out of order, the others go on: {told}")
+        self._out = progress.out
         if not self._person:
             now = time.monotonic()
             if now >= self._next_line or progress.done == progress.total:
@@ -214,6 +220,9 @@ def _told(summary: LabelSummary) -> str:
     ]
     if earlier:
         lines.append(f"{earlier} images were done before, {summary.new_images} are new")
+    lines += [f"out of order, the others did its share: {told}" for told in summary.out_of_order]
+    if summary.changed:
+        lines.append(f"files that have changed since, and were labelled again: {summary.changed}")
     if summary.other_files:
         lines.append(f"files of the source that are no pictures: {summary.other_files}")
     width = max(map(len, summary.phrases))

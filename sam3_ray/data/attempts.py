@@ -115,7 +115,10 @@ class ByteBudget:
 
     @contextmanager
     def hold(self, size: int) -> Iterator[None]:
-        """Wait until ``size`` bytes fit, and hold them."""
+        """Wait until ``size`` bytes fit, and hold them; nothing waits for nothing."""
+        if not size:
+            yield
+            return
         ticket = object()
         with self._changed:
             self._queue.append(ticket)

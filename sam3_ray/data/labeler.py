@@ -7,7 +7,8 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -29,6 +30,7 @@ from sam3_ray.data.labels import (
     label_of,
 )
 from sam3_ray.data.machine import plan_actors
+from sam3_ray.data.openings import Openings
 from sam3_ray.data.reading import read_input
 from sam3_ray.data.schema import MaskFormat, check_kept, label_schema
 from sam3_ray.engine import Engine
@@ -45,11 +47,16 @@ from sam3_ray.settings import MIB, REPO_ID
 IMAGES_AT_WORK = 6
 """Images that one actor reads, decodes, has on the device and encodes at a time."""
 
-PIXEL_BYTES = 9
-"""Memory that a pixel takes while its image is at work: decoded by Pillow, as an array, prepared."""
+DECODE_BYTES = 13
+"""Memory that a pixel may take while its image is decoded and prepared: 4 in Pillow, 4 more where it is
+turned upright, 3 as an array, and what the format's decoder holds. Then only the model's input stays."""
+
+MASK_BYTES: dict[MaskFormat, int] = {"rle": 3, "polygon": 12, "none": 0}
+"""Memory that a pixel may take while the image's masks are encoded, which is done one by one."""
 
 WORK_BYTES = 1024 * MIB
-"""Memory for images at work in one actor; a larger one is alone."""
+"""Memory for images at work in one actor; a larger one waits until it is alone. So what a batch takes is
+bounded in bytes, whatever its rows: 6 pictures of a camera are decoded at a time, and 1 of 8000 x 6000."""
 
 KNOWN_LABELS_BYTES = 32 * MIB
 """Labels that are kept, so that a picture that comes twice is labelled once."""
@@ -98,6 +105,8 @@ class Sam3Labeler:
         num_threads: torch's host threads; None follows the CPUs that Ray reserved for this actor.
         attempts: a folder that all actors share, for finding images that kill their process
             (``sam3_ray.data.attempts``); None leaves such an image to fail the job.
+        actors: how many share that folder: one whose model does not open leaves the work to the others
+            (``sam3_ray.data.openings``).
         open_engine: opens something else than ``Sam3.from_pretrained`` would.
 
     Raises:
@@ -121,6 +130,7 @@ class Sam3Labeler:
         num_threads: int | None = None,
         image_cache_bytes: int = IMAGE_CACHE_BYTES,
         attempts: str | os.PathLike[str] | None = None,
+        actors: int = 1,
         open_engine: Callable[[], Engine] | None = None,
     ) -> None:
         self._prompts = None if prompts is None else check_prompts(prompts)
@@ -139,17 +149,20 @@ class Sam3Labeler:
         self._lock = threading.Lock()
         self._failures = 0
         self._broken: BrokenModelError | None = None
-        if open_engine is not None:
-            self._engine = open_engine()
-        else:
-            self._engine = Sam3.from_pretrained(
+        if open_engine is None:
+            open_engine = partial(
+                _open_model,
                 repo_id,
                 revision=revision,
                 checkpoint_path=checkpoint_path,
                 backend=_backend_here(backend),
                 num_threads=num_threads or _threads_here(),
                 image_cache_bytes=image_cache_bytes,
-            ).engine
+            )
+        if attempts is None:
+            self._engine = open_engine()
+        else:
+            self._engine = Openings(Path(attempts), actors).open(open_engine)
         if self._prompts is not None:
             self._engine.encode_phrases([prompt.text for prompt in self._prompts])
         self._workers = ThreadPoolExecutor(IMAGES_AT_WORK, thread_name_prefix="sam3_ray-label")
@@ -247,22 +260,22 @@ class Sam3Labeler:
         digest = None
         try:
             prompts = self._prompts or check_prompts(row.prompts, PromptsError)
-            source, size = self._source(row)
+            source, pixels = self._source(row)
             digest = source.digest
             if digest is None:
-                return self._computed(source, size, prompts).values
-            return self._once(digest, source, size, prompts).values
+                return self._computed(source, pixels, prompts).values
+            return self._once(digest, source, pixels, prompts).values
         except Exception as error:  # noqa: BLE001 - it is this row's error
             self._count_failure(error)
             return error_values(error, digest)
 
     def _source(self, row: Row) -> tuple[ImageSource, int]:
-        """The image, read and not decoded, and the bytes it will take."""
+        """The image, read and not decoded, and how many pixels it has, as far as that is known."""
         if row.value is None:
             raise NoImageError(f"the row's {row.column} is null")
         if row.column == "image":
             source = ImageSource.of(np.asarray(row.value))
-            return source, PIXEL_BYTES * int(np.asarray(row.value).size)
+            return source, int(np.asarray(row.value).size) // 3
         if row.column == "path":
             if not isinstance(row.value, str):
                 raise NoImageError(f"the row's path is a {type(row.value).__name__}, no text")
@@ -270,10 +283,10 @@ class Sam3Labeler:
         else:
             data, name = bytes(row.value), "bytes"
         width, height = stored_size(data) or (0, 0)
-        return ImageSource.from_file(data, name), len(data) + PIXEL_BYTES * width * height
+        return ImageSource.from_file(data, name), width * height
 
     def _once(
-        self, digest: str, source: ImageSource, size: int, prompts: tuple[Prompt, ...]
+        self, digest: str, source: ImageSource, pixels: int, prompts: tuple[Prompt, ...]
     ) -> Label:
         """The label of a file: known, waited for where it is being made, or made."""
         key = (digest, prompts)
@@ -288,7 +301,7 @@ class Sam3Labeler:
                     break
             pending.wait()
         try:
-            label = self._known.peek(key) or self._computed(source, size, prompts)
+            label = self._known.peek(key) or self._computed(source, pixels, prompts)
             self._known.put(key, label, label.nbytes)
             return label
         finally:
@@ -296,13 +309,14 @@ class Sam3Labeler:
                 del self._pending[key]
             mine.set()
 
-    def _computed(self, source: ImageSource, size: int, prompts: tuple[Prompt, ...]) -> Label:
+    def _computed(self, source: ImageSource, pixels: int, prompts: tuple[Prompt, ...]) -> Label:
         request = Request(source, prompts, return_masks=self._masks != "none", **self._options)
-        with self._memory.hold(size) if size else nullcontext():
-            self._engine.preload(source)
-            [grounded] = self._device.submit(self._engine.ground, [request]).result()
-            if grounded.error is not None:
-                raise grounded.error
+        with self._memory.hold(DECODE_BYTES * pixels):
+            self._engine.preload(source, forget_pixels=True)
+        [grounded] = self._device.submit(self._engine.ground, [request]).result()
+        if grounded.error is not None:
+            raise grounded.error
+        with self._memory.hold(MASK_BYTES[self._masks] * grounded.width * grounded.height):
             label = label_of(grounded, self._masks)
         with self._lock:
             self._failures = 0
@@ -318,6 +332,10 @@ class Sam3Labeler:
                     f"{self._failures} images in a row failed for no reason of their own, the last with "
                     f"{type(error).__name__}: {error}"
                 )
+
+
+def _open_model(repo_id: str, **options: Any) -> Engine:
+    return Sam3.from_pretrained(repo_id, **options).engine
 
 
 def check_prompts(
@@ -345,7 +363,7 @@ def check_prompts(
 
 
 def _assigned() -> dict[str, float] | None:
-    """What Ray reserved for this actor; None outside of Ray."""
+    """What Ray reserved for this actor; None outside of one."""
     import ray
 
     if not ray.is_initialized():
@@ -353,6 +371,8 @@ def _assigned() -> dict[str, float] | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # outside of an actor Ray warns
         context = ray.get_runtime_context()
+        if context.get_actor_id() is None:
+            return None
         assigned: dict[str, float] = context.get_assigned_resources()  # type: ignore[no-untyped-call]
     return assigned
 

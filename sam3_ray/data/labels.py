@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from sam3_ray.answers import Grounded, Instances
 from sam3_ray.data.schema import MaskFormat
 from sam3_ray.errors import ImageDecodeError, ImageError, ImageTooLargeError
-from sam3_ray.masks import mask_to_polygon, mask_to_rle
+from sam3_ray.masks import mask_to_polygon
 
-_BYTES_OF_AN_INSTANCE = 400
+_BYTES_OF_AN_INSTANCE = 800
 """Of its Python objects, beside the mask."""
 
 
@@ -71,7 +68,7 @@ def error_values(error: Exception, digest: str | None = None) -> dict[str, Any]:
 
 
 def label_of(grounded: Grounded, masks: MaskFormat) -> Label:
-    """The label of an image that has been through the device; its masks are made and encoded in chunks."""
+    """The label of an image that has been through the device; its masks are made and encoded one by one."""
     instances = [instance for found in grounded.instances for instance in _instances(found, masks)]
     values = {
         "digest": grounded.digest,
@@ -100,15 +97,10 @@ def _instances(found: Instances, masks: MaskFormat) -> list[dict[str, Any]]:
             }
         )
     if masks != "none":
-        encoded = (_encoded(mask, masks) for chunk in found.mask_chunks() for mask in chunk)
-        for instance, mask in zip(instances, encoded, strict=True):
-            instance |= mask
+        for instance, mask in zip(instances, found.mask_columns(), strict=True):
+            instance["area"] = float(mask.area())
+            instance["mask"] = mask.rle() if masks == "rle" else mask_to_polygon(mask.whole())
     return instances
-
-
-def _encoded(mask: npt.NDArray[np.bool_], masks: MaskFormat) -> dict[str, Any]:
-    encode = mask_to_rle if masks == "rle" else mask_to_polygon
-    return {"area": float(np.count_nonzero(mask)), "mask": encode(mask)}
 
 
 def _nbytes(instance: dict[str, Any]) -> int:

@@ -8,8 +8,10 @@ that is killed has at most the batches at work to do again.
 from __future__ import annotations
 
 import shutil
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -71,10 +73,7 @@ class RunFolder:
             shard: whose ``remaining`` has been asked.
             batch: rows of ``label_schema`` with the columns ``PLANNED``.
         """
-        batch = batch.cast(self._schema)
-        first = pc.min(batch["image_id"]).as_py()
-        path = self._unfinished(shard.number) / f"{first:010d}.parquet"
-        replace_file(path, lambda unfinished: pq.write_table(batch, unfinished))
+        self._write_batch(shard.number, pc.min(batch["image_id"]).as_py(), batch)
         self._images[shard.number] += len(batch)
         if self._images[shard.number] == len(shard):
             self.finish(shard)
@@ -105,11 +104,55 @@ class RunFolder:
         labels = table.filter(pc.invert(failed)).drop_columns(["error"])
         labels = labels.cast(labels_file_schema(self._masks))
         for kind, rows in ((ERRORS, errors), (LABELS, labels)):
-            replace_file(
-                self.part(kind, shard.number),
-                lambda path, rows=rows: pq.write_table(rows, path, compression="zstd"),  # type: ignore[misc]
-            )
+            _replace_table(self.part(kind, shard.number), rows, compression="zstd")
         shutil.rmtree(self._unfinished(shard.number), ignore_errors=True)
+
+    def digests(self, shard: Shard) -> dict[int, str | None]:
+        """Of the images that are in a file: of the file's bytes that was labelled; None for errors."""
+        if self.is_done(shard):
+            found = pq.read_table(self.part(LABELS, shard.number), columns=["image_id", "digest"])
+            failed = pq.read_table(self.part(ERRORS, shard.number), columns=["image_id"])
+            return dict.fromkeys(failed["image_id"].to_pylist()) | _by_id(found)
+        digests: dict[int, str | None] = {}
+        for batch in self._batches(shard.number, ["image_id", "digest", "error"]):
+            digests |= dict.fromkeys(batch["image_id"].to_pylist())
+            digests |= _by_id(batch.filter(pc.is_null(batch["error"])))
+        return digests
+
+    def take_out(self, shard: Shard, images: set[int]) -> None:
+        """Have some images of a shard labelled again. Killed half-way, it may be called again.
+
+        Args:
+            shard: whichever files it has.
+            images: their ids.
+        """
+        values = pa.array(images, pa.int64())
+
+        def others(table: pa.Table) -> pa.Table:
+            return table.filter(pc.invert(pc.is_in(table["image_id"], values)))
+
+        if not self.is_done(shard):
+            for path in self._batch_files(shard.number):
+                _replace_table(path, others(pq.read_table(path)))
+            return
+        labels = pq.read_table(self.part(LABELS, shard.number))
+        labels = labels.append_column(
+            self._schema.field("error"), pa.nulls(len(labels), self._schema.field("error").type)
+        )
+        errors = pq.read_table(self.part(ERRORS, shard.number))
+        message = pa.StructArray.from_arrays(
+            [errors[name].combine_chunks() for name in ("kind", "message")], ["kind", "message"]
+        )
+        errors = errors.select([field.name for field in PLANNED]).append_column("error", message)
+        for field in self._schema:
+            if field.name not in errors.schema.names:
+                errors = errors.append_column(field, pa.nulls(len(errors), field.type))
+        names = self._schema.names
+        table = pa.concat_tables([labels.select(names), errors.select(names)])
+        shutil.rmtree(self._unfinished(shard.number), ignore_errors=True)
+        self._write_batch(shard.number, shard.first_id, others(table))
+        for kind in (LABELS, ERRORS):
+            self.part(kind, shard.number).unlink(missing_ok=True)
 
     def clean(self) -> None:
         """Take away what only an unfinished run needs."""
@@ -130,9 +173,26 @@ class RunFolder:
     def _unfinished(self, number: int) -> Path:
         return self.folder / _UNFINISHED / f"part-{number:05d}"
 
+    def _write_batch(self, number: int, first: int, batch: pa.Table) -> None:
+        """As a file of its own: what is taken out and labelled again must not replace what stayed."""
+        batch = batch.cast(self._schema)
+        path = self._unfinished(number) / f"{first:010d}-{uuid.uuid4().hex[:8]}.parquet"
+        _replace_table(path, batch)
+
+    def _batch_files(self, number: int) -> list[Path]:
+        return sorted(self._unfinished(number).glob("[0-9]*.parquet"))
+
     def _batches(self, number: int, columns: list[str] | None = None) -> Iterator[pa.Table]:
-        for path in sorted(self._unfinished(number).glob("[0-9]*.parquet")):
+        for path in self._batch_files(number):
             yield pq.read_table(path, columns=columns)
+
+
+def _replace_table(path: Path, table: pa.Table, **options: Any) -> None:
+    replace_file(path, lambda unfinished: pq.write_table(table, unfinished, **options))
+
+
+def _by_id(table: pa.Table) -> dict[int, str | None]:
+    return dict(zip(table["image_id"].to_pylist(), table["digest"].to_pylist(), strict=True))
 
 
 def instances_in(table: pa.Table) -> int:

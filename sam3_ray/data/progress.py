@@ -28,6 +28,7 @@ class Progress:
         instances, errors: of those.
         images_per_s: over the last minute; None before anything can be told.
         seconds_left: at that rate; None likewise.
+        out: for each chip that did not open, which and why; the others do its share.
     """
 
     total: int
@@ -36,6 +37,7 @@ class Progress:
     errors: int
     images_per_s: float | None = None
     seconds_left: float | None = None
+    out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,8 @@ class Meter:
         """Of this run."""
         self.errors = 0
         """Of this run."""
+        self.out: tuple[str, ...] = ()
+        """As in ``Progress``."""
         self._seen: deque[tuple[float, int]] = deque()
 
     def add(self, images: int, instances: int, errors: int) -> None:
@@ -125,4 +129,5 @@ class Meter:
             self._errors + self.errors,
             rate,
             (self._total - done) / rate if rate else None,
+            self.out,
         )

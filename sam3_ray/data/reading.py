@@ -9,6 +9,7 @@ import re
 import threading
 from functools import lru_cache
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -71,13 +72,19 @@ def _read_uri(path: str) -> bytes:
 def open_uri(uri: str) -> tuple[fs.FileSystem, str]:
     """The file system of a URI, and the path in it: pyarrow's own, else fsspec's.
 
+    Names in a bucket are what they are, blanks, ``%`` and all, as the tools of S3 and others have it; in
+    ``file://`` they are percent-encoded.
+
     Raises:
         ValueError: nobody knows such a file system.
         OSError: it does not answer.
     """
-    scheme = uri.partition("://")[0].lower()
-    if scheme in ("file", "s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"):
+    scheme, _, rest = uri.partition("://")
+    if scheme.lower() == "file":
         return fs.FileSystem.from_uri(uri)  # type: ignore[no-any-return]
+    if scheme.lower() in ("s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"):
+        host, slash, path = rest.partition("/")
+        return fs.FileSystem.from_uri(f"{scheme}://{host}{slash}{quote(path)}")  # type: ignore[no-any-return]
     import fsspec
 
     try:

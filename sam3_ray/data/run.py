@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import os
-import shutil
-import threading
 import time
-import uuid
-import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import batched
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import pyarrow as pa
-
 from sam3_ray import __version__
 from sam3_ray.checkpoint import checkpoint_fingerprint, find_checkpoint
-from sam3_ray.data.attempts import CONDEMNED
+from sam3_ray.data.changes import take_out_changed
 from sam3_ray.data.coco import write_coco
 from sam3_ray.data.files import only_run_in
-from sam3_ray.data.labeler import BATCH_SIZE, Sam3Labeler, check_prompts
+from sam3_ray.data.labeler import check_prompts
 from sam3_ray.data.machine import Actors, plan_actors
 from sam3_ray.data.manifest import Arguments, Manifest, check_same, read_manifest
+from sam3_ray.data.openings import told
 from sam3_ray.data.output import ERRORS, LABELS, RunFolder, instances_in, label_files
 from sam3_ray.data.plan import Plan, Shard, read_plan
+from sam3_ray.data.pool import attempts_folder, batch_rows, blocks_of, results_of
 from sam3_ray.data.preview import write_preview
 from sam3_ray.data.progress import Meter, Progress, max_errors_of
 from sam3_ray.data.ray_session import ray_session
@@ -37,7 +31,6 @@ from sam3_ray.data.statistics import PhraseCount, count_phrases
 from sam3_ray.data.yolo import write_yolo
 from sam3_ray.images import ImageSource
 from sam3_ray.prompt import DEFAULT_MAX_INSTANCES, DEFAULT_THRESHOLD, Prompt, Request
-from sam3_ray.ray_messages import cause_of
 from sam3_ray.settings import REPO_ID, settings
 
 if TYPE_CHECKING:
@@ -48,22 +41,10 @@ FORMATS: tuple[Format, ...] = ("parquet", "coco", "yolo")
 
 SHARD_SIZE = 512
 DEFAULT_MAX_ERRORS = 0.5
-CPU_BATCH = 4
-"""Images of a batch on the CPU, where the full model takes half a minute for each."""
-
 COCO_FILE = "instances.json"
 PREVIEW_FILE = "preview.html"
 YOLO_FOLDER = "yolo"
 PREVIEW_IMAGES = 50
-_ATTEMPTS = ".attempts"
-THREADS_END_S = 3.0
-"""How long each of Ray Data's threads may take to end, where a run is stopped half-way."""
-
-_OURS = "sam3_ray.data.labeler."
-
-
-class LabellingError(RuntimeError):
-    """A job that ended before all was labelled. What was labelled is kept, and the same call goes on."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +58,8 @@ class LabelSummary:
         instances: of all labels.
         phrases: for each prompt, its images and instances.
         new_images: labelled, or tried, by this call; the others are of earlier ones.
+        changed: of those, images whose file has changed since an earlier call.
+        out_of_order: for each chip that did not open, which and why; the others did its share.
         seconds: that this call took.
         checkpoint: its label.
         backend: ``cpu`` or ``blackhole``; ``custom`` with ``open_engine``.
@@ -91,6 +74,8 @@ class LabelSummary:
     instances: int
     phrases: dict[str, PhraseCount]
     new_images: int
+    changed: int
+    out_of_order: tuple[str, ...]
     seconds: float
     checkpoint: str
     backend: str
@@ -186,11 +171,14 @@ def label_images(
         )
         if known is not None:
             check_same(folder, known.arguments, arguments)
-        plan = read_plan(folder).grown(inputs.paths, shard_size)
-        plan.save(folder)
         manifest = Manifest(arguments)
-        manifest.save(folder)
         run = RunFolder(folder, masks)
+        plan = read_plan(folder)
+        manifest.save(folder)  # not finished
+        changed = take_out_changed(run, plan, inputs.stamps)
+        # Only now: a run that is killed before that finds the same files changed again.
+        plan = plan.stamped(inputs.stamps).grown(list(inputs.stamps.items()), shard_size)
+        plan.save(folder)
         remaining = {shard.number: run.remaining(shard) for shard in plan.shards}
         meter = _meter(run, plan, remaining)
         if any(remaining.values()):
@@ -249,6 +237,8 @@ def label_images(
         instances=instances,
         phrases=phrases,
         new_images=meter.images,
+        changed=changed,
+        out_of_order=meter.out,
         seconds=time.monotonic() - started,
         checkpoint=label,
         backend=arguments.backend,
@@ -297,85 +287,21 @@ def _label(
     """Have the actors label what remains; each batch goes into the folder as it comes."""
     images = sum(map(len, remaining.values()))
     actors = replace(actors, size=min(actors.size, images))
-    with _attempts(run.folder) as attempts:
-        constructor = {**constructor, "attempts": str(attempts)}
+    with attempts_folder(run.folder) as attempts:
+        constructor = {**constructor, "attempts": str(attempts), "actors": actors.size}
         shard_of = {
             image_id: plan.shards[number]
             for number, pairs in remaining.items()
             for image_id, _ in pairs
         }
-        blocks = list(_blocks(remaining, _batch_rows(actors, images)))
-        with closing(_results(blocks, actors, constructor)) as results:
+        blocks = list(blocks_of(remaining, batch_rows(actors, images)))
+        with closing(results_of(blocks, actors, constructor)) as results:
             for table in results:
                 shard: Shard = shard_of[table["image_id"][0].as_py()]
                 run.add(shard, table)
                 errors = len(table) - table["error"].null_count
                 meter.add(len(table), instances_in(table), errors)
+                meter.out = told(attempts)
                 if on_progress is not None:
                     on_progress(meter.progress())
                 check(meter.errors, meter.images)
-
-
-def _batch_rows(actors: Actors, images: int) -> int:
-    """Rows of a batch: small enough that each actor gets some, and that a result comes now and then."""
-    most = BATCH_SIZE if actors.backend == "blackhole" else CPU_BATCH
-    return max(1, min(most, math.ceil(images / (2 * actors.size))))
-
-
-def _blocks(remaining: dict[int, list[tuple[int, str]]], rows: int) -> Iterator[pa.Table]:
-    """A table for each batch; none holds images of two shards."""
-    for pairs in remaining.values():
-        for some in batched(pairs, rows):
-            ids, paths = zip(*some, strict=True)
-            yield pa.table([ids, paths], schema=pa.schema(PLANNED))
-
-
-def _results(
-    blocks: list[pa.Table], actors: Actors, constructor: dict[str, Any]
-) -> Generator[pa.Table]:
-    """Ray Data's part: the actors' answers to each block, as they come."""
-    import ray
-    import ray.data
-
-    options = Sam3Labeler.options(actors.backend, size=actors.size, batch_size=None)
-    options |= {"num_cpus": actors.num_cpus, "resources": actors.resources}
-    # Not from_arrow: that asks a task for each block's size, 4 ms each.
-    dataset = ray.data.from_blocks(blocks)
-    context = dataset.context
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-    if actors.backend == "cpu":
-        context.execution_no_progress_timeout_s = -1  # a batch of many phrases may take its time
-    with warnings.catch_warnings():
-        # Ray 2.60 has no other way to say max_restarts and max_task_retries.
-        warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")
-        labelled = dataset.map_batches(Sam3Labeler, fn_constructor_kwargs=constructor, **options)
-    threads = set(threading.enumerate())
-    try:
-        yield from labelled.iter_batches(
-            batch_size=None, batch_format="pyarrow", prefetch_batches=0
-        )
-        threads = set(threading.enumerate())  # all is done: nobody has to be waited for
-    except (ray.exceptions.RayError, ray.data.exceptions.RayDataUserCodeException) as error:
-        raise LabellingError(cause_of(str(error)).removeprefix(_OURS)) from error
-    finally:
-        # Stopped half-way, Ray Data's threads would go on, and ask for blocks of a Ray that is shut down by
-        # then, which ends this process without a word. Nothing public ends them.
-        if labelled._current_executor is not None:
-            labelled._current_executor.shutdown(force=True)
-        for thread in set(threading.enumerate()) - threads:
-            thread.join(timeout=THREADS_END_S)
-
-
-@contextmanager
-def _attempts(folder: Path) -> Iterator[Path]:
-    """A folder for this run's attempts. Those of earlier runs go; the condemned stay until all is done."""
-    everything = folder / _ATTEMPTS
-    everything.mkdir(exist_ok=True)
-    for old in everything.iterdir():
-        if old.name != CONDEMNED:
-            shutil.rmtree(old, ignore_errors=True)
-    mine = everything / uuid.uuid4().hex[:12]
-    mine.mkdir()
-    yield mine
-    shutil.rmtree(everything, ignore_errors=True)

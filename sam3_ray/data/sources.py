@@ -10,12 +10,14 @@ import posixpath
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
 from sam3_ray.data.reading import BYTES_COLUMN, is_uri, open_uri, row_name
+from sam3_ray.data.stamps import UNKNOWN, Stamp, local_stamp, remote_stamp
 
 PICTURE_SUFFIXES = frozenset(
     "." + name
@@ -38,12 +40,13 @@ class Inputs:
 
     Attributes:
         source: it, with a local path made absolute.
-        paths: of every image, each once, in the order of the plan.
+        stamps: path and stamp of every image, each once, in the order of the plan. What a list or table
+            names by URI has not been looked at: a request for each would take hours.
         other_files: files of a folder or glob that are no pictures by their name.
     """
 
     source: str
-    paths: tuple[str, ...]
+    stamps: dict[str, Stamp]
     other_files: int = 0
 
 
@@ -64,31 +67,37 @@ def list_inputs(source: str | os.PathLike[str], *, exclude: Path | None = None) 
     if not is_uri(text):
         text = os.path.abspath(os.path.expanduser(text))
     try:
-        files = sorted(_uri_files(text) if is_uri(text) else _local_files(text, exclude))
+        if is_uri(text):
+            files = dict(sorted(_uri_files(text)))
+        else:
+            files = {path: local_stamp(path) for path in sorted(_local_files(text, exclude))}
         found = _inputs(text, files)
     except SourceError:
         raise
     except (OSError, ValueError, pa.ArrowException) as error:
         raise SourceError(f"{text} cannot be read: {error}") from error
-    for path in found.paths:
+    for path in found.stamps:
         try:
             path.encode()
         except UnicodeEncodeError:
             raise SourceError(f"a file's name is no text: {path!r}; rename it") from None
-    if not found.paths:
+    if not found.stamps:
         others = f" ({found.other_files} other files)" if found.other_files else ""
         raise SourceError(f"{text} has nothing to label{others}")
     return found
 
 
-def _inputs(source: str, files: list[str]) -> Inputs:
+def _inputs(source: str, files: dict[str, Stamp]) -> Inputs:
     suffixes = {_suffix(file) for file in files}
     if files and suffixes <= TABLE_SUFFIXES:
-        return Inputs(source, tuple(_once(p for file in files for p in _table_inputs(file))))
-    if files == [source] and suffixes <= LIST_SUFFIXES:
-        return Inputs(source, tuple(sorted(_once(_listed(source)))))
-    pictures = [file for file in files if _suffix(file) in PICTURE_SUFFIXES]
-    return Inputs(source, tuple(pictures), len(files) - len(pictures))
+        stamps: dict[str, Stamp] = {}
+        for file, stamp in files.items():
+            stamps |= _table_inputs(file, stamp)
+        return Inputs(source, stamps)
+    if list(files) == [source] and suffixes <= LIST_SUFFIXES:
+        return Inputs(source, {path: _stamp(path) for path in sorted(set(_listed(source)))})
+    pictures = {file: stamp for file, stamp in files.items() if _suffix(file) in PICTURE_SUFFIXES}
+    return Inputs(source, pictures, len(files) - len(pictures))
 
 
 def _local_files(path: str, exclude: Path | None) -> Iterator[str]:
@@ -110,7 +119,7 @@ def _local_files(path: str, exclude: Path | None) -> Iterator[str]:
         raise SourceError(f"{path} is not there")
 
 
-def _uri_files(uri: str) -> Iterator[str]:
+def _uri_files(uri: str) -> Iterator[tuple[str, Stamp]]:
     before = uri[: min((uri.find(c) for c in _MAGIC if c in uri), default=len(uri))]
     base = uri if before == uri else before.rpartition("/")[0]
     system, inner = open_uri(base)
@@ -118,16 +127,16 @@ def _uri_files(uri: str) -> Iterator[str]:
     if info.type == fs.FileType.NotFound:
         raise SourceError(f"{uri} is not there")
     if info.type == fs.FileType.File:
-        yield uri
+        yield uri, remote_stamp(info)
         return
     prefix = base.rstrip("/")
     for entry in system.get_file_info(fs.FileSelector(inner, recursive=True)):
         rest = entry.path[len(inner.rstrip("/")) :].lstrip("/")
         hidden = any(part.startswith(".") for part in rest.split("/"))
-        full = f"{prefix}/{rest}"
+        full = f"{prefix}/{quote(rest) if prefix.startswith('file:') else rest}"
         wanted = before == uri or fnmatch.fnmatchcase(full, uri)
         if entry.type == fs.FileType.File and wanted and not hidden:
-            yield full
+            yield full, remote_stamp(entry)
 
 
 def _listed(path: str) -> Iterator[str]:
@@ -143,7 +152,8 @@ def _listed(path: str) -> Iterator[str]:
             yield _absolute(line.strip())
 
 
-def _table_inputs(file: str) -> Iterator[str]:
+def _table_inputs(file: str, stamp: Stamp) -> Iterator[tuple[str, Stamp]]:
+    """What a table names, or its own rows, which change with it."""
     system, inner = open_uri(file) if is_uri(file) else (fs.LocalFileSystem(), file)
     with pq.ParquetFile(system.open_input_file(inner)) as table:
         names = table.schema_arrow.names
@@ -152,9 +162,9 @@ def _table_inputs(file: str) -> Iterator[str]:
                 for path in batch.column(0).to_pylist():
                     if not isinstance(path, str):
                         raise SourceError(f"{file}: a path is {path!r}, no text")
-                    yield _absolute(path)
+                    yield _absolute(path), _stamp(_absolute(path))
         elif BYTES_COLUMN in names:
-            yield from (row_name(file, row) for row in range(table.metadata.num_rows))
+            yield from ((row_name(file, row), stamp) for row in range(table.metadata.num_rows))
         else:
             raise SourceError(
                 f"{file} has neither a column `path` nor `{BYTES_COLUMN}`, but {', '.join(names)}"
@@ -165,8 +175,8 @@ def _absolute(path: str) -> str:
     return path if is_uri(path) else os.path.abspath(os.path.expanduser(path))
 
 
-def _once(paths: Iterable[str]) -> Iterator[str]:
-    return iter(dict.fromkeys(paths))
+def _stamp(path: str) -> Stamp:
+    return UNKNOWN if is_uri(path) else local_stamp(path)
 
 
 def _suffix(path: str) -> str:

@@ -13,13 +13,25 @@ import pytest
 from PIL import Image
 
 from sam3_ray.local_ray import keep_ray_on_loopback
+from tests.data.bucket import Bucket
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 keep_ray_on_loopback()  # before anything imports Ray
 
 
 @pytest.fixture(scope="package")
-def local_ray() -> Iterator[None]:
+def bucket() -> Iterator[Bucket]:
+    """An empty one, which the environment leads to: this process's, and that of a Ray started later."""
+    bucket = Bucket()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in bucket.environment.items():
+            patch.setenv(name, value)
+        yield bucket
+    bucket.close()
+
+
+@pytest.fixture(scope="package")
+def local_ray(bucket: Bucket) -> Iterator[None]:
     """A Ray of our own; joins no other."""
     import ray
 
@@ -27,6 +39,7 @@ def local_ray() -> Iterator[None]:
     ray.init(
         address="local",
         num_cpus=2,
+        resources={"TTNPU": 2},  # simulated
         include_dashboard=False,
         log_to_driver=False,
         logging_level="ERROR",
@@ -46,10 +59,8 @@ def draw(path: Path, number: int, size: tuple[int, int] = (64, 48)) -> Path:
     return path
 
 
-@pytest.fixture
-def pictures(tmp_path: Path) -> Path:
-    """A folder of 7 pictures in two folders, a broken one, an empty one, and what is no picture."""
-    folder = tmp_path / "pictures"
+def draw_pictures(folder: Path) -> Path:
+    """7 pictures in two folders, a broken one, an empty one, and what is no picture."""
     for number in range(4):
         draw(folder / f"a{number}.png", number, (64 + number, 48))
     for number in range(4, 7):
@@ -60,3 +71,9 @@ def pictures(tmp_path: Path) -> Path:
     (folder / ".hidden").mkdir()
     draw(folder / ".hidden" / "a.png", 99)
     return folder
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """A folder of ``draw_pictures``."""
+    return draw_pictures(tmp_path / "pictures")

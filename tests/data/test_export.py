@@ -21,6 +21,7 @@ from sam3_ray.data.plan import Plan
 from sam3_ray.data.polygons import in_one_piece, without_holes
 from sam3_ray.data.preview import write_preview
 from sam3_ray.data.schema import MaskFormat
+from sam3_ray.data.stamps import UNKNOWN
 from sam3_ray.data.statistics import count_phrases
 from sam3_ray.data.yolo import write_yolo
 from sam3_ray.masks import mask_to_polygon, mask_to_rle, rle_to_mask
@@ -44,7 +45,7 @@ def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         )
     (folder / "in" / "broken.png").write_text("no picture")
     paths = sorted(map(str, (folder / "in").rglob("*.png")))
-    plan = Plan().grown(paths, 3)
+    plan = Plan().grown([(path, UNKNOWN) for path in paths], 3)
     out = folder / "out"
     plan.save(out)
     run = RunFolder(out, request.param)

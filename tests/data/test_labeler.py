@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from sam3_ray import Sam3
 from sam3_ray.data import Sam3Labeler, label_schema
 from sam3_ray.data.attempts import Attempts
 from sam3_ray.data.columns import rows_of
-from sam3_ray.data.labeler import FAILURES_IN_A_ROW, BrokenModelError
+from sam3_ray.data.labeler import DECODE_BYTES, FAILURES_IN_A_ROW, BrokenModelError
 from sam3_ray.images import file_digest
 from sam3_ray.masks import polygon_to_mask
 from tests.data.conftest import draw
@@ -177,6 +178,30 @@ def test_a_picture_that_comes_twice_is_labelled_once(tmp_path: Path) -> None:
     labeler.close()
 
 
+def test_a_batch_is_bounded_in_bytes_whatever_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pictures larger than the budget are decoded one by one, and none waits decoded for the device."""
+    monkeypatch.setattr("sam3_ray.data.labeler.WORK_BYTES", DECODE_BYTES * 64 * 48)
+    labeler = Sam3Labeler("car", open_engine=open_simulated(image_s=0.01))
+    backend = labeler._engine.backend
+    prepare = backend.prepare
+    decoded: list[weakref.ref[np.ndarray]] = []
+    held: list[int] = []
+
+    def watched(pixels: np.ndarray) -> np.ndarray:
+        decoded.append(weakref.ref(pixels))
+        held.append(sum(one() is not None for one in decoded))
+        return prepare(pixels)
+
+    monkeypatch.setattr(backend, "prepare", watched)
+    paths = [str(draw(tmp_path / f"{number}.png", number)) for number in range(16)]
+    rows = labeler(pa.table({"path": paths})).to_pylist()
+    assert [row["error"] for row in rows] == [None] * 16
+    assert held == [1] * 16
+    labeler.close()
+
+
 def test_phrases_are_encoded_once(tmp_path: Path) -> None:
     labeler = Sam3Labeler(PROMPTS, open_engine=open_simulated(report=tmp_path))
     for number in range(3):
@@ -242,13 +267,13 @@ def test_map_batches_with_ray(local_ray: None, pictures: Path) -> None:
     dataset = ray.data.read_binary_files(
         str(pictures), include_paths=True, file_extensions=["png", "jpg"]
     )
-    options = Sam3Labeler.options(size=1, repo_id="demo", batch_size=3)
+    options = Sam3Labeler.options("cpu", size=1, repo_id="demo", batch_size=3)
     assert options["max_restarts"] > 0
     assert options["max_task_retries"] > 0
     assert 0 < options["num_cpus"] < 2  # something is left for who reads
     labelled = dataset.map_batches(
         Sam3Labeler,
-        fn_constructor_kwargs={"prompts": PROMPTS, "repo_id": "demo"},
+        fn_constructor_kwargs={"prompts": PROMPTS, "repo_id": "demo", "backend": "cpu"},
         **options,
     )
     rows = labelled.take_all()

@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sam3_ray.data.plan import Plan, read_plan
+from sam3_ray.data.plan import Plan, PlanError, read_plan
 from sam3_ray.data.reading import read_input
 from sam3_ray.data.sources import SourceError, common_root, list_inputs, short_name
+from sam3_ray.data.stamps import GONE, UNKNOWN, Stamp
 from tests.data.conftest import draw
 
 
@@ -19,13 +20,13 @@ def test_a_folder_has_its_pictures_and_nothing_hidden(pictures: Path) -> None:
     draw(pictures / "out" / "images" / "own.png", 60)
     draw(pictures / "UPPER.JPG", 61)
     found = list_inputs(pictures, exclude=pictures / "out")
-    names = [os.path.relpath(path, pictures) for path in found.paths]
+    names = [os.path.relpath(path, pictures) for path in found.stamps]
     assert names == [
         "UPPER.JPG", "a0.png", "a1.png", "a2.png", "a3.png", "broken.png", "empty.jpg",
         "more/b4.jpg", "more/b5.jpg", "more/b6.jpg",
     ]  # fmt: skip
     assert found.other_files == 1
-    assert all(os.path.isabs(path) for path in found.paths)
+    assert all(os.path.isabs(path) for path in found.stamps)
 
 
 def test_lists_globs_uris_and_one_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +43,7 @@ def test_lists_globs_uris_and_one_picture(tmp_path: Path, monkeypatch: pytest.Mo
         "in/0.png": [str(paths[0])],
     }
     for source, found in expected.items():
-        assert list(list_inputs(source).paths) == found
+        assert list(list_inputs(source).stamps) == found
         for path in found:
             if "gone" not in path:
                 assert read_input(path) == (tmp_path / "in" / Path(path).name).read_bytes()
@@ -54,12 +55,12 @@ def test_tables(tmp_path: Path, prefix: str) -> None:
     table = pa.table({"bytes": [path.read_bytes() for path in paths], "n": range(5)})
     pq.write_table(table, tmp_path / "bytes.parquet", row_group_size=2)
     pq.write_table(pa.table({"path": [str(p) for p in paths]}), tmp_path / "path.parquet")
-    rows = list_inputs(f"{prefix}{tmp_path}/bytes.parquet").paths
+    rows = list(list_inputs(f"{prefix}{tmp_path}/bytes.parquet").stamps)
     assert len(rows) == 5
     for order in (rows, reversed(rows)):
         assert {read_input(row) for row in order} == {path.read_bytes() for path in paths}
     assert [read_input(row) for row in rows] == [path.read_bytes() for path in paths]
-    assert list(list_inputs(f"{prefix}{tmp_path}/path.parquet").paths) == [str(p) for p in paths]
+    assert list(list_inputs(f"{prefix}{tmp_path}/path.parquet").stamps) == [str(p) for p in paths]
     with pytest.raises(FileNotFoundError, match="has 5 rows, no row 7"):
         read_input(rows[0][:-1] + "7")
 
@@ -100,12 +101,43 @@ def test_names_of_images_are_told_from_the_root(tmp_path: Path) -> None:
     assert short_name("/data2/2.png", "/data") == "/data2/2.png"
 
 
+def stamped(names: str) -> list[tuple[str, Stamp]]:
+    return [(name, Stamp(ord(name), None)) for name in names]
+
+
 def test_a_plan_only_grows(tmp_path: Path) -> None:
-    plan = Plan().grown(["b", "d", "f"], 2)
+    plan = Plan().grown(stamped("bdf"), 2)
     assert [list(shard.images()) for shard in plan.shards] == [[(1, "b"), (2, "d")], [(3, "f")]]
     plan.save(tmp_path)
-    grown = read_plan(tmp_path).grown(["a", "b", "c", "d"], 2)
+    assert read_plan(tmp_path) == plan
+    grown = read_plan(tmp_path).grown(stamped("abcd"), 2)
     assert grown.shards[:2] == plan.shards
     assert [list(shard.images()) for shard in grown.shards[2:]] == [[(4, "a"), (5, "c")]]
-    assert grown.grown(["a", "f"], 2) == grown
+    assert grown.grown(stamped("af"), 2) == grown
     assert read_plan(tmp_path / "nowhere") == Plan()
+
+
+def test_a_plan_learns_of_files_and_forgets_none(tmp_path: Path) -> None:
+    plan = Plan().grown(stamped("bdf"), 2)
+    now = plan.stamped({"b": Stamp(5, 6), "d": Stamp(GONE, None), "z": Stamp(1, 1)})
+    assert [stamp for shard in now.shards for stamp in shard.stamps] == [
+        Stamp(5, 6), Stamp(ord("d"), None), Stamp(ord("f"), None),
+    ]  # fmt: skip
+
+
+def test_plans_of_other_versions(tmp_path: Path) -> None:
+    """The first ones had no stamps, and are read; what is no plan is refused by name."""
+    Plan().grown(stamped("bdf"), 2).save(tmp_path)
+    whole = pq.read_table(tmp_path / "plan.parquet")
+    pq.write_table(whole.drop_columns(["size", "mtime_ns"]), tmp_path / "plan.parquet")
+    old = read_plan(tmp_path)
+    assert list(old.paths()) == ["b", "d", "f"]
+    assert {stamp for shard in old.shards for stamp in shard.stamps} == {UNKNOWN}
+    pq.write_table(whole.drop_columns(["shard"]), tmp_path / "plan.parquet")
+    with pytest.raises(
+        PlanError, match=r"plan\.parquet is no plan of this version .* image_id: int64"
+    ):
+        read_plan(tmp_path)
+    (tmp_path / "plan.parquet").write_bytes(b"PAR1")
+    with pytest.raises(PlanError, match=r"plan\.parquet is no plan of"):
+        read_plan(tmp_path)
