@@ -16,6 +16,7 @@ from sam3_ray.images import ImageSource
 from sam3_ray.prompt import Request
 from sam3_ray.serve import encoding
 from sam3_ray.serve import replica as module
+from sam3_ray.serve.config import ServeConfig
 from sam3_ray.serve.encoding import Origin
 from sam3_ray.serve.health import MAX_FAILED_IMAGES, DeviceWatch
 from sam3_ray.serve.schemas import Failure, PredictJob, Reply
@@ -48,6 +49,7 @@ class Parts:
         self.host = ThreadPoolExecutor(1)
         vars(self.replica).update(
             _name="r",
+            _config=ServeConfig(),
             _chip=None,
             _place="here/cpu0",
             _parking=SimpleNamespace(reason=None),
