@@ -34,8 +34,8 @@ AUTO_PREFERS: tuple[ProxyMode, ...] = ("throughput", "plain")
 """Cheapest first, by ``perf/serving.py``, of those behind which every test of the service holds.
 
 Not ``haproxy``, the cheapest by far: HAProxy 2.8 does not pass it on that a client has hung up where a small
-body (a digest and phrases, not a picture) comes apart from its head. Such a request works for nobody until its
-end or its deadline.
+body (a digest and phrases, not a picture) comes apart from its head. Such a request works for nobody until
+its end or its deadline.
 """
 
 _HAPROXY_HOSTS = ("127.0.0.1", "localhost", "0.0.0.0")
