@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -31,6 +30,7 @@ from sam3_ray.data.labels import (
 )
 from sam3_ray.data.machine import plan_actors
 from sam3_ray.data.openings import Openings
+from sam3_ray.data.ray_session import this_actor
 from sam3_ray.data.reading import read_input
 from sam3_ray.data.schema import MaskFormat, check_kept, label_schema
 from sam3_ray.engine import Engine
@@ -364,17 +364,8 @@ def check_prompts(
 
 def _assigned() -> dict[str, float] | None:
     """What Ray reserved for this actor; None outside of one."""
-    import ray
-
-    if not ray.is_initialized():
-        return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # outside of an actor Ray warns
-        context = ray.get_runtime_context()
-        if context.get_actor_id() is None:
-            return None
-        assigned: dict[str, float] = context.get_assigned_resources()  # type: ignore[no-untyped-call]
-    return assigned
+    actor = this_actor()
+    return None if actor is None else dict(actor.get_assigned_resources())
 
 
 def _backend_here(

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from sam3_ray import chips
 from sam3_ray.data.files import replace_file
+from sam3_ray.data.ray_session import this_actor
 
 _OUT, _OPEN = "out-", "open-"
 _POLL_S = 0.5
@@ -87,8 +88,5 @@ def _device() -> str:
 
 
 def _worked_before() -> bool:
-    import ray
-
-    if not ray.is_initialized():
-        return False
-    return bool(ray.get_runtime_context().was_current_actor_reconstructed)
+    actor = this_actor()
+    return actor is not None and bool(actor.was_current_actor_reconstructed)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 from sam3_ray import chips
 from sam3_ray.local_ray import keep_ray_on_loopback
@@ -14,6 +15,18 @@ from sam3_ray.settings import MIB
 
 OBJECT_STORE_BYTES = 256 * MIB
 """Paths go in and labels come out; the images themselves are read by the actors."""
+
+
+def this_actor() -> Any:
+    """Ray's runtime context of the actor that this process is; None in any other process."""
+    import ray
+
+    if not ray.is_initialized():
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # outside of an actor Ray warns
+        context = ray.get_runtime_context()
+        return None if context.get_actor_id() is None else context
 
 
 @contextmanager
