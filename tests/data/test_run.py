@@ -137,13 +137,14 @@ def test_an_actor_that_is_killed_changes_nothing(tmp_path: Path) -> None:
     killed: list[int] = []
 
     def kill(progress: Progress) -> None:
-        if not killed and progress.done >= 8:
+        if not killed and progress.done >= 4:
             [pid, *_] = [int(path.stem) for path in reports.iterdir()]
             assert psutil.Process(pid).is_running()
             os.kill(pid, signal.SIGKILL)
             killed.append(pid)
 
-    engine = open_simulated(image_s=0.1, report=reports)
+    # Slow, so that it has work when it is killed, however late this process comes to that.
+    engine = open_simulated(image_s=0.4, report=reports)
     label(folder, tmp_path / "killed", shard_size=16, open_engine=engine, on_progress=kill)
     assert killed
     assert len(list(reports.iterdir())) >= 2
