@@ -106,3 +106,15 @@ def test_files_are_small() -> None:
         if path.stat().st_size > limits.get(str(path.relative_to(ROOT)), MIB)
     }
     assert too_large == {}
+
+
+def test_every_ray_that_is_started_says_where() -> None:
+    """Without an address ``ray.init`` joins whatever Ray runs on the machine already."""
+    start = re.compile(r"ray\.init\((?!\s*(address=|\)`))")
+    loose = [
+        f"{name}:{text[: found.start()].count(chr(10)) + 1}"
+        for name, text in texts()
+        if name.endswith(".py") and name != "tests/test_repository.py"
+        for found in start.finditer(text)
+    ]
+    assert loose == []

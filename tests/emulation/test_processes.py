@@ -136,7 +136,7 @@ class Chip:
             exec({USE_A_CHIP!r}, {{}})
         return printed.getvalue()
 
-ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={{
+ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={{
     "worker_process_setup_hook": "tests.emulation.worker_setup",
     "env_vars": {{**{variables!r}, "PYTHONPATH": {str(REPOSITORY)!r}}},
 }})
