@@ -353,7 +353,8 @@ class Engine:
         return found
 
     def _text_features(self, phrases: list[str], keep: bool) -> list[Any]:
-        features = {phrase: self._texts.get(phrase) for phrase in phrases}
+        # Past the cache both ways: a phrase that was encoded among others has other last bits than alone.
+        features = {phrase: self._texts.get(phrase) if keep else None for phrase in phrases}
         new = [phrase for phrase, value in features.items() if value is None]
         if new:
             features.update(zip(new, self.backend.encode_text(new), strict=True))

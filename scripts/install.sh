@@ -30,6 +30,11 @@ else
 fi
 
 clear=
+if [ -L "$venv" ] && [ "$(cat "$stamp" 2>/dev/null)" != "$here" ]; then
+    say "$venv is a link to $(readlink "$venv"), which 'make install' here has not made and would replace."
+    say "Remove the link, or say where else: make install VENV=/path/to/another"
+    exit 1
+fi
 if [ -e "$stamp" ]; then
     # Scripts in a virtual environment hold its path: after a move it is made again.
     [ "$(cat "$stamp")" = "$here" ] || clear=--clear

@@ -150,6 +150,11 @@ def test_all_interfaces_are_said() -> None:
         (routed(None), "route_prefix None"),
         (config(http_options=[1]), "`http_options` must be keys and values"),
         (config({"chekpoint": "demo"}), "'chekpoint'; did you mean 'checkpoint'"),
+        (config({"api_keys_file": "no.keys"}), "api_keys_file: .*no.keys"),
+        (
+            config({"api_keys_file": "some_config.yaml"}),
+            "api_keys_file: .*some_config.yaml:1: want",
+        ),
         (config({"backend": "gpu"}), "backend: .*'gpu'"),
         (config({"replicas": 0}), "replicas"),
         (config({"checkpoint": "nowhere/else/sam3.pt"}), "nowhere/else/sam3.pt"),
@@ -232,6 +237,24 @@ def test_a_route_below_the_root_is_part_of_the_url() -> None:
     port = free_port()
     for prefix in ("/sam3", "/a/b"):
         assert checked(routed(prefix), port=port).url == f"http://127.0.0.1:{port}{prefix}"
+
+
+def test_limits_are_those_of_our_application_wherever_it_stands() -> None:
+    ours = config({"checkpoint": "demo", "max_upload_bytes": 12345})["applications"]
+    other = {
+        "name": "o",
+        "route_prefix": "/o",
+        "import_path": "other:app",
+        "args": {"max_upload_bytes": 1},
+    }
+    for applications in ([other, *ours], [*ours, other]):
+        assert checked(config(applications=applications)).max_upload_bytes == 12345
+
+
+def test_a_file_of_keys_is_found_from_any_folder(tmp_path: Path) -> None:
+    Path("keys").write_text("me: 0123456789abcdef\n")
+    launch = checked(config({"checkpoint": "demo", "api_keys_file": "keys"}))
+    assert launch.values["applications"][0]["args"]["api_keys_file"] == str(tmp_path / "keys")
 
 
 def test_without_a_timeout_of_serves_any_deadline_will_do() -> None:

@@ -186,6 +186,18 @@ def test_an_environment_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mark"]
 
 
+def test_a_link_to_the_environment_of_another_checkout_is_left_alone(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / ".sam3-ray").write_text("/somewhere/else")
+    link = tmp_path / "link"
+    link.symlink_to(other)
+    done = run("make", "install", f"VENV={link}", f"PYTHON={sys.executable}")
+    assert done.returncode != 0
+    assert f"{link} is a link to {other}" in done.stderr
+    assert [path.name for path in other.iterdir()] == [".sam3-ray"]
+
+
 TALKATIVE_PYTHON = """#!/bin/sh
 # Python 3.12 with venv, pip and uv, as far as scripts/install.sh sees.
 case "$1 $2" in

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from sam3_ray.cache import LruCache
+from sam3_ray.data.stamps import UNKNOWN, Stamp, local_stamp
 from sam3_ray.errors import ImageError
 from sam3_ray.images import read_image_file
 
@@ -95,14 +96,18 @@ def open_uri(uri: str) -> tuple[fs.FileSystem, str]:
 
 
 class _Rows:
-    """Reads rows of Parquet tables a row group at a time."""
+    """Reads rows of Parquet tables a row group at a time.
+
+    A local table that has changed is opened anew. One behind a URI is taken to be as it was for this
+    process's life: asking for each row would be a request for each image.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._groups: LruCache[tuple[str, int], tuple[int, pa.ChunkedArray]] = LruCache(
+        self._groups: LruCache[tuple[str, Stamp, int], tuple[int, pa.ChunkedArray]] = LruCache(
             _ROW_GROUPS_KEPT
         )
-        self._starts: dict[str, list[int]] = {}
+        self._starts: dict[str, tuple[Stamp, list[int]]] = {}
 
     def read(self, table: str, row: int) -> bytes:
         with self._lock:
@@ -113,21 +118,22 @@ class _Rows:
         return bytes(value)
 
     def _group_of(self, table: str, row: int) -> tuple[int, pa.ChunkedArray]:
-        starts = self._starts.get(table)
-        if starts is None:
+        stamp = UNKNOWN if is_uri(table) else local_stamp(table)
+        known, starts = self._starts.get(table, (None, []))
+        if known != stamp:
             with _open_table(table) as file:
                 starts = [0]
                 for group in range(file.num_row_groups):
                     starts.append(starts[-1] + file.metadata.row_group(group).num_rows)
-            self._starts[table] = starts
+            self._starts[table] = stamp, starts
         if row >= starts[-1]:
             raise FileNotFoundError(f"{table} has {starts[-1]} rows, no row {row}")
         group = next(n for n, start in enumerate(starts[1:]) if row < start)
-        kept = self._groups.get((table, group))
+        kept = self._groups.get((table, stamp, group))
         if kept is None:
             with _open_table(table) as file:
                 kept = (starts[group], file.read_row_group(group, [BYTES_COLUMN])[BYTES_COLUMN])
-            self._groups.put((table, group), kept)
+            self._groups.put((table, stamp, group), kept)
         return kept
 
 

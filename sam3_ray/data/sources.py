@@ -68,7 +68,7 @@ def list_inputs(source: str | os.PathLike[str], *, exclude: Path | None = None) 
         text = os.path.abspath(os.path.expanduser(text))
     try:
         if is_uri(text):
-            files = dict(sorted(_uri_files(text)))
+            files = dict(sorted(_uri_files(text, exclude)))
         else:
             files = {path: local_stamp(path) for path in sorted(_local_files(text, exclude))}
         found = _inputs(text, files)
@@ -101,8 +101,8 @@ def _inputs(source: str, files: dict[str, Stamp]) -> Inputs:
 
 
 def _local_files(path: str, exclude: Path | None) -> Iterator[str]:
+    left_out = None if exclude is None else os.path.realpath(exclude)
     if os.path.isdir(path):
-        left_out = None if exclude is None else os.path.realpath(exclude)
         for folder, folders, files in os.walk(path):
             folders[:] = [
                 name
@@ -114,12 +114,18 @@ def _local_files(path: str, exclude: Path | None) -> Iterator[str]:
     elif os.path.exists(path):
         yield path
     elif _MAGIC & set(path):
-        yield from filter(os.path.isfile, glob.iglob(path, recursive=True))
+        for found in glob.iglob(path, recursive=True):
+            if os.path.isfile(found) and not _is_below(os.path.dirname(found), left_out):
+                yield found
     else:
         raise SourceError(f"{path} is not there")
 
 
-def _uri_files(uri: str) -> Iterator[tuple[str, Stamp]]:
+def _is_below(folder: str, left_out: str | None) -> bool:
+    return left_out is not None and Path(os.path.realpath(folder)).is_relative_to(left_out)
+
+
+def _uri_files(uri: str, exclude: Path | None) -> Iterator[tuple[str, Stamp]]:
     before = uri[: min((uri.find(c) for c in _MAGIC if c in uri), default=len(uri))]
     base = uri if before == uri else before.rpartition("/")[0]
     system, inner = open_uri(base)
@@ -130,12 +136,17 @@ def _uri_files(uri: str) -> Iterator[tuple[str, Stamp]]:
         yield uri, remote_stamp(info)
         return
     prefix = base.rstrip("/")
+    left_out = None
+    if exclude is not None and isinstance(system, fs.LocalFileSystem):
+        left_out = os.path.realpath(exclude)
     for entry in system.get_file_info(fs.FileSelector(inner, recursive=True)):
         rest = entry.path[len(inner.rstrip("/")) :].lstrip("/")
         hidden = any(part.startswith(".") for part in rest.split("/"))
         full = f"{prefix}/{quote(rest) if prefix.startswith('file:') else rest}"
         wanted = before == uri or fnmatch.fnmatchcase(full, uri)
-        if entry.type == fs.FileType.File and wanted and not hidden:
+        if entry.type != fs.FileType.File or not wanted or hidden:
+            continue
+        if not _is_below(posixpath.dirname(entry.path), left_out):
             yield full, remote_stamp(entry)
 
 
@@ -144,12 +155,14 @@ def _listed(path: str) -> Iterator[str]:
     if is_uri(path):
         system, inner = open_uri(path)
         with system.open_input_stream(inner) as stream:
-            text = stream.read().decode()
+            data = stream.read()
     else:
-        text = Path(path).read_text(encoding="utf-8")
-    for line in text.splitlines():
-        if line.strip():
-            yield _absolute(line.strip())
+        data = Path(path).read_bytes()
+    # Not splitlines: a name may have what Unicode counts as the end of a line.
+    for line in data.decode("utf-8-sig").split("\n"):
+        name = line.strip(" \t\r")
+        if name:
+            yield _absolute(name)
 
 
 def _table_inputs(file: str, stamp: Stamp) -> Iterator[tuple[str, Stamp]]:

@@ -21,6 +21,9 @@ from sam3_ray.masks import mask_to_polygon, rle_to_mask
 
 THREADS = 4
 
+_LONGEST_STEM, _LONGEST_SUFFIX = 200, 40
+"""Bytes: a name may have 255 in a Linux folder, but more in a bucket."""
+
 
 def write_yolo(
     folder: Path, files: Sequence[Path], arguments: Arguments, paths: Iterable[str]
@@ -65,14 +68,17 @@ def _names(paths: Iterable[str]) -> dict[int, str]:
     """A file name for each image_id; no two have the same stem, which names the label."""
     names: dict[int, str] = {}
     taken: set[str] = set()
+    # Where to go on: all rows of a table, and the `0001.png` of many folders, have one stem.
+    numbers: dict[str, int] = {}
     for image_id, path in enumerate(paths, 1):
         given = PurePosixPath(path)
-        stem, number = given.stem, 1
+        first = stem = given.stem.encode()[:_LONGEST_STEM].decode(errors="ignore")
         while stem in taken:
-            number += 1
-            stem = f"{given.stem}-{number}"
+            numbers[first] = numbers.get(first, 1) + 1
+            stem = f"{first}-{numbers[first]}"
         taken.add(stem)
-        names[image_id] = f"{stem}{given.suffix}"
+        suffix = given.suffix if len(given.suffix.encode()) <= _LONGEST_SUFFIX else ""
+        names[image_id] = f"{stem}{suffix}"
     return names
 
 

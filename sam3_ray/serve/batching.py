@@ -124,7 +124,8 @@ class DeviceQueue:
         """Let the next batch through, unless one is on its way to the device, or on it."""
         if self._device_calls or (self._admitted and self._batch_wait_s == 0):
             return
-        room = self._max_batch_size - len(self._admitted)
+        # A batch may have become smaller while one forms.
+        room = max(0, self._max_batch_size - len(self._admitted))
         chosen = self.choose(room)
         for waiting in chosen:
             self._waiting.remove(waiting)

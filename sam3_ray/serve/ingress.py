@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +18,10 @@ from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
-from ray.exceptions import ActorDiedError, ActorUnavailableError
+from ray._private.state import actors
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError
 from ray.serve._private.common import ReplicaState
+from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY
 from ray.serve.exceptions import (
     BackPressureError,
     DeploymentUnavailableError,
@@ -51,6 +54,12 @@ TRIES = 2
 """A request is idempotent: where a replica dies under it, another one gets it, once."""
 
 INFO_TIMEOUT_S = 2.0
+READY_FOR_S = 1.0
+"""Seconds that an answer to ``ready`` holds: anyone may ask for it, and it asks every replica."""
+
+DEATH_KNOWN_S = 2.0
+"""Seconds after which Ray knows that a process has ended; measured: 0.1 or less."""
+
 CLEAR_TIMEOUT_S = 30.0
 
 _LOST = (ActorDiedError, ActorUnavailableError, ReplicaUnavailableError)
@@ -78,6 +87,8 @@ class Ingress:
             None if config.api_keys_file is None else Access.from_file(Path(config.api_keys_file))
         )
         self._last_infos: list[dict[str, Any]] = []
+        self._ready, self._ready_until = False, 0.0
+        self._asking_ready = asyncio.Lock()
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """Take other settings without a restart (``IngressSettings``); wrong ones are logged, not taken."""
@@ -96,6 +107,7 @@ class Ingress:
             self._access,
             metrics.request,
             self._config.cors_origins,
+            id_is_answered=not RAY_SERVE_ENABLE_HA_PROXY,
         )
 
     async def predict(
@@ -179,7 +191,7 @@ class Ingress:
             raise ProblemError(self._lost(error.message)) from error
         except _LOST as error:
             logger.warning("a replica was lost under a request: %s", error)
-            if isinstance(error, ActorDiedError):
+            if isinstance(error, RayActorError) and await asyncio.to_thread(_has_died, error):
                 self._quarantine.died(job.digest, str(error.actor_id))
             # Ray's router has dropped it by now: the next try goes to another one.
             return Failure(replace(self._lost("the replica was lost"), retry_elsewhere=True), "")
@@ -269,9 +281,19 @@ class Ingress:
 
     async def ready(self) -> bool:
         """Whether there is a replica that is not parked; one that is busy counts."""
+        async with self._asking_ready:
+            if time.monotonic() >= self._ready_until:
+                self._ready = await self._ask_whether_ready()
+                self._ready_until = time.monotonic() + READY_FOR_S
+            return self._ready
+
+    async def _ask_whether_ready(self) -> bool:
         replicas = await self._ask_replicas()
-        if replicas:
-            return any(replica["parked"] is None for replica in replicas)
+        if any(replica["parked"] is None and not replica["busy"] for replica in replicas):
+            return True
+        if replicas and all(replica["parked"] is not None for replica in replicas):
+            return False
+        # All of them are too busy to say, or dead.
         return await asyncio.to_thread(_running_replicas, serve.get_replica_context().app_name) > 0
 
     async def _ask_replicas(self) -> list[dict[str, Any]]:
@@ -304,6 +326,22 @@ def place_of(name: str, places: Sequence[str]) -> str:
         return found[0]
     what = "means more than one of" if found else "is none of"
     raise ValueError(f"{name!r} {what} the places of this service: {', '.join(places) or 'none'}")
+
+
+def _has_died(error: RayActorError) -> bool:
+    """Whether an actor that was lost is dead, and not only out of reach. Blocks.
+
+    Over gRPC (throughput mode) Serve cannot tell one from the other (``gRPCReplicaResult``): Ray is asked,
+    which hears of a death a moment after the connection has ended.
+    """
+    if isinstance(error, ActorDiedError) or error.actor_id is None:
+        return isinstance(error, ActorDiedError)
+    deadline = time.monotonic() + DEATH_KNOWN_S
+    while actors(error.actor_id).get("State") != "DEAD":
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def _running_replicas(application: str) -> int:

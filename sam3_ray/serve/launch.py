@@ -24,7 +24,6 @@ from sam3_ray.local_ray import StartedProcesses, adopt_orphans
 from sam3_ray.ray_messages import cause_of, one_line
 from sam3_ray.serve import proxies
 from sam3_ray.serve.preflight import Launch
-from sam3_ray.settings import settings
 
 POLL_S = 0.2
 STILL_STARTING_S = 30.0
@@ -107,8 +106,7 @@ class LocalService:
 
     def _prepare_proxy(self) -> None:
         self._proxy_folder = proxies.make_folder()
-        upload = self._launch.values["applications"][0].get("args", {}).get("max_upload_bytes")
-        largest = proxies.largest_message(upload or settings().max_upload_bytes)
+        largest = proxies.largest_message(self._launch.max_upload_bytes)
         try:
             os.environ.update(
                 proxies.environment(self._proxy, self._proxy_folder, largest_bytes=largest)

@@ -11,7 +11,7 @@ from pathlib import Path
 BY_HAND = "parked by hand"
 
 PARK_TIMEOUT_S = 30.0
-"""How long a replica that is parked by hand may take for the requests that it has."""
+"""How long a replica that is parked or unparked by hand may take for the requests that it has."""
 
 
 class Parking:

@@ -26,6 +26,7 @@ from sam3_ray.errors import (
     WeightsAccessError,
     WeightsNotFoundError,
 )
+from sam3_ray.serve.access import Access
 from sam3_ray.serve.address import (
     EVERYWHERE,
     AddressError,
@@ -35,7 +36,7 @@ from sam3_ray.serve.address import (
 )
 from sam3_ray.serve.config import ServeConfig, ServeConfigError, load_config
 from sam3_ray.serve.plan import REPLICA_DEPLOYMENT, Cluster, Plan, resolve
-from sam3_ray.settings import DEMO_REPO_ID
+from sam3_ray.settings import DEMO_REPO_ID, settings
 from sam3_ray.text import check_bpe_file, find_bpe_file
 
 CONFIG_FILE = "serve_config.yaml"
@@ -82,6 +83,7 @@ class Launch:
         values: the whole configuration, for Ray's ``ServeDeploySchema``.
         application: name of ours among its applications.
         plan: backend, checkpoint, replicas.
+        max_upload_bytes: of a request.
         machine_chips: chips that Ray may count.
         url: where it will answer, as this machine reaches it.
         everywhere: it listens on all interfaces.
@@ -92,6 +94,7 @@ class Launch:
     values: dict[str, Any]
     application: str
     plan: Plan
+    max_upload_bytes: int
     machine_chips: tuple[chips.Chip, ...]
     url: str
     everywhere: bool
@@ -124,6 +127,13 @@ def check(path: Path | None, overrides: Overrides, machine: chips.Machine | None
     # Ray's own default host in a configuration file is all interfaces.
     host, port = str(options.get("host", "0.0.0.0")), int(options.get("port", 8000))
     _check_http(name, options, application, config)
+    if config.api_keys_file is not None:
+        keys = Path(config.api_keys_file).absolute()
+        try:
+            Access.from_file(keys)
+        except (OSError, ValueError) as error:
+            raise PreflightError(f"{name}: api_keys_file: {error}") from error
+        application["args"] = {**application["args"], "api_keys_file": str(keys)}
     try:
         check_port(host, port)
     except AddressError as error:
@@ -144,6 +154,7 @@ def check(path: Path | None, overrides: Overrides, machine: chips.Machine | None
         values=values,
         application=str(application.get("name", "default")),
         plan=plan,
+        max_upload_bytes=config.max_upload_bytes or settings().max_upload_bytes,
         machine_chips=visible,
         url=f"{base_url(host, port, scheme)}{options.get('root_path', '').rstrip('/')}{prefix}",
         everywhere=host in EVERYWHERE,

@@ -206,6 +206,10 @@ def _free_port(preferred: int) -> int:
     raise ProxyError("no port of the loopback is free")
 
 
+LEAST_MESSAGE = 64 * MIB
+
+
 def largest_message(max_upload_bytes: int) -> int:
-    """Bytes of the largest message between deployments: an answer's masks are larger than its image."""
-    return max_upload_bytes * 2 + MIB
+    """Bytes of the largest message between deployments: an answer's masks are larger than its image, and
+    are many for a small one, too."""
+    return max(max_upload_bytes * 2, LEAST_MESSAGE) + MIB

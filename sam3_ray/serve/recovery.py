@@ -37,11 +37,11 @@ class Incidents:
 
     Args:
         folder: of this Ray session on this host: another start begins with none.
-        place: such as ``chip2``.
+        slot: name of the place in file names.
     """
 
-    def __init__(self, folder: Path, place: str) -> None:
-        self._file = folder / f"sam3_ray-incidents-{place}.json"
+    def __init__(self, folder: Path, slot: str) -> None:
+        self._file = folder / f"sam3_ray-incidents-{slot}.json"
 
     def add(self, reason: str) -> None:
         """A hang; the next replica has to look after the chip."""
@@ -50,8 +50,12 @@ class Incidents:
     def read(self) -> list[dict[str, Any]]:
         """``at`` (UTC), ``reason``, and the ``outcome`` where it was looked after; oldest first."""
         try:
-            incidents: list[dict[str, Any]] = json.loads(self._file.read_text())
+            incidents: list[dict[str, Any]] = json.loads(self._file.read_text(encoding="utf-8"))
         except FileNotFoundError:
+            return []
+        except (OSError, ValueError) as error:
+            # A disk's fault must not keep every replica from starting.
+            logger.error("%s cannot be read, and counts as empty: %s", self._file, error)
             return []
         return incidents
 

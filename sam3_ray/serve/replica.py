@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ray import serve
 
@@ -82,10 +83,13 @@ class Sam3Replica:
         self._watch = DeviceWatch(config.device_call_limit_s, limit_s=config.chip_timeout_s)
         self._counted = (0, 0, 0.0)
         self._phrases_counted = (0, 0)
-        self._incidents = Incidents(_session_folder(), f"{node}-{slot}")
-        self._parking = Parking(_session_folder(), f"{node}-{slot}")
+        # Of this application: two of them may have a CPU replica each of the same name on a host.
+        file_slot = quote(f"{context.app_name}-{node}-{slot}", safe="")
+        self._incidents = Incidents(_session_folder(), file_slot)
+        self._parking = Parking(_session_folder(), file_slot)
         self._park_retry_s = config.park_retry_s
         self._ongoing = 0
+        self._trying = False
         self._host = ThreadPoolExecutor(HOST_THREADS, thread_name_prefix="sam3-host")
         self._model: Sam3 | None = None
         load_tokenizer()
@@ -159,9 +163,11 @@ class Sam3Replica:
             await asyncio.sleep(self._park_retry_s)
             if self._parking.by_hand:
                 continue
+            self._trying = True
             usable, outcome = await asyncio.get_running_loop().run_in_executor(
                 self._host, recover, None, None
             )
+            self._trying = False
             if usable:
                 logger.warning("chip %s: %s; the replica ends for a new one", self._chip, outcome)
                 os._exit(0)
@@ -180,11 +186,8 @@ class Sam3Replica:
             return None
         self._parking.park()
         logger.warning("%s is parked by hand", self._place)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while self._ongoing:
-                    await asyncio.sleep(0.05)
-        closed = self._ongoing == 0
+        await self._finish(timeout_s)
+        closed = self._ongoing == 0 and not self._trying
         if closed and self._model is not None:
             self._stop_watching()
             model, self._model = self._model, None
@@ -193,8 +196,16 @@ class Sam3Replica:
             await loop.run_in_executor(self._host, model.close)
         return {"place": self._place, "closed": closed, "unfinished": self._ongoing}
 
+    async def _finish(self, timeout_s: float) -> None:
+        """Wait until nothing uses the device, but not for ever."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._ongoing or self._trying:
+                    await asyncio.sleep(0.05)
+
     async def unpark(self, place: str) -> dict[str, Any] | None:
         """End this replica, parked by hand or for a fault; Serve starts another one, with the same chip.
+        Requests that it still works on are finished first.
 
         Returns:
             ``place`` and ``was``, the reason (None: it was not parked, and stays); None for other places.
@@ -206,8 +217,14 @@ class Sam3Replica:
         if was is not None:
             logger.warning("%s is unparked: the replica ends for a new one", self._place)
             # A process that has had the device, or has failed to open it, is not the one to try again.
-            asyncio.get_running_loop().call_later(END_AFTER_S, os._exit, 0)
+            self._parking.fault("unparked; a new replica comes")
+            self._ending = asyncio.create_task(self._end())
         return {"place": self._place, "was": was}
+
+    async def _end(self) -> None:
+        await self._finish(PARK_TIMEOUT_S)
+        await asyncio.sleep(END_AFTER_S)
+        os._exit(0)
 
     async def predict(self, job: PredictJob) -> Reply | Failure:
         """Answer one job; whatever goes wrong is a ``Failure``."""

@@ -47,17 +47,28 @@ class RequestLog:
     Args:
         app: the application.
         count: told the status of each.
+        id_is_answered: what is in front of the application answers the id that came, well formed or not.
     """
 
-    def __init__(self, app: ASGIApp, count: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        count: Callable[[int], None] | None = None,
+        id_is_answered: bool = False,
+    ) -> None:
         self.app = app
         self._count = count
+        self._id_is_answered = id_is_answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        identity = request_id(Headers(scope=scope).get(HEADER))
+        given = Headers(scope=scope).get(HEADER)
+        identity = request_id(given)
+        headers = [(HEADER.lower().encode(), identity.encode())]
+        if self._id_is_answered and identity == given:
+            headers = []
         note(scope, id=identity)
         started = time.perf_counter()
         status = CLIENT_GONE
@@ -78,7 +89,7 @@ class RequestLog:
                 after_body_ms = (time.perf_counter() - body_came) * 1000.0
                 message["headers"] = [
                     *message.get("headers", []),
-                    (HEADER.lower().encode(), identity.encode()),
+                    *headers,
                     (b"server-timing", f"after-body;dur={after_body_ms:.1f}".encode()),
                 ]
             await send(message)

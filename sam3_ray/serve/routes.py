@@ -78,6 +78,7 @@ def http_app(
     access: Access | None = None,
     count: Callable[[int], None] | None = None,
     cors_origins: Sequence[str] = (),
+    id_is_answered: bool = False,
 ) -> FastAPI:
     """The application.
 
@@ -88,6 +89,7 @@ def http_app(
         access: the keys, one of which a request has to send; None asks for none.
         count: told the status of each request when it has ended.
         cors_origins: whose pages may call it from a browser.
+        id_is_answered: what is in front answers ``X-Request-Id`` itself, as it came.
     """
     app = FastAPI(
         title="sam3_ray",
@@ -100,6 +102,7 @@ def http_app(
     app.router.redirect_slashes = False
     uploads = UploadSpace(limits.upload_space_bytes)
     app.add_middleware(_Keys, access=access)
+    app.add_middleware(_Unexpected)
     app.add_middleware(_SecurityHeaders)
     if cors_origins:
         app.add_middleware(
@@ -109,7 +112,7 @@ def http_app(
             allow_headers=["Authorization", "Content-Type", REQUEST_ID, DEADLINE],
             expose_headers=[REQUEST_ID, "Retry-After"],
         )
-    app.add_middleware(RequestLog, count=count)
+    app.add_middleware(RequestLog, count=count, id_is_answered=id_is_answered)
     _handle_errors(app)
 
     @app.post(
@@ -202,15 +205,6 @@ def _handle_errors(app: FastAPI) -> None:
     async def gone(request: Request, error: ClientDisconnect) -> Response:
         return _problem_response(Problem(ProblemType.UNPARSEABLE_BODY, "the client hung up"))
 
-    @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> Response:
-        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return _problem_response(
-            Problem(
-                ProblemType.INTERNAL, f"{type(error).__name__}; the server's log has the details"
-            )
-        )
-
 
 def _problem_response(problem: Problem, headers: dict[str, str] | None = None) -> Response:
     return Response(
@@ -231,7 +225,9 @@ class _Keys:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             scope["sam3_caller"] = ANYONE
-            if self._access is not None and scope["path"] not in OPEN_PATHS:
+            # The path has the route prefix before it, where the service has one.
+            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            if self._access is not None and path not in OPEN_PATHS:
                 try:
                     caller = self._access.caller(Headers(scope=scope).get("authorization"))
                 except ProblemError as error:
@@ -241,6 +237,32 @@ class _Keys:
                 scope["sam3_caller"] = caller
                 note(scope, caller=caller.name)
         await self.app(scope, receive, send)
+
+
+class _Unexpected:
+    """Answers what nobody foresaw, inside of the log and the headers: a framework's own handler of Exception
+    is outside of both."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def send_and_look(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_and_look)
+        except Exception as error:
+            if scope["type"] != "http" or started:
+                raise
+            logger.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
+            detail = f"{type(error).__name__}; the server's log has the details"
+            note(scope, problem=ProblemType.INTERNAL.slug)
+            await _problem_response(Problem(ProblemType.INTERNAL, detail))(scope, receive, send)
 
 
 class _SecurityHeaders:

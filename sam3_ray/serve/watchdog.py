@@ -56,6 +56,11 @@ class Watchdog:
             reason = self._watch.hung()
             if reason is not None:
                 logger.critical("the replica ends: %s", reason)
-                self._incidents.add(reason)
-                self._end(EXIT_CODE)
+                try:
+                    self._incidents.add(reason)
+                except Exception:
+                    # Of a full disk, say: the next replica opens the chip unprepared, but there is one.
+                    logger.exception("the reason could not be left for the next replica")
+                finally:
+                    self._end(EXIT_CODE)
                 return

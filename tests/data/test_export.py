@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 
-from sam3_ray.data import Sam3Labeler
+from sam3_ray.data import Sam3Labeler, yolo
 from sam3_ray.data.coco import write_coco
 from sam3_ray.data.manifest import Arguments, Manifest
 from sam3_ray.data.output import RunFolder, label_files
@@ -135,6 +135,23 @@ def test_yolo_lines_drawn_by_pillow(finished: Path) -> None:
             assert (points >= 0).all()
             assert (points <= 1).all()
             assert iou(filled([points * (320, 240)], 240, 320), expected) > 0.95
+
+
+def test_yolo_names_are_short_and_no_two_are_alike() -> None:
+    stem, many = "\N{CAT}" * 300, 200_000
+    paths = [f"/folder{number}/0001.png" for number in range(many)]
+    paths += [
+        "/x/0001-2.png",
+        f"s3://b/{stem}.jpg",
+        f"s3://b/other/{stem}.jpg",
+        "/y/a." + "b" * 250,
+    ]
+    names = yolo._names(paths)  # in a blink: each name looks only at what is new
+    stems = [Path(name).stem for name in names.values()]
+    assert len(set(stems)) == len(paths) == len(names)
+    assert all(len(f"{Path(name).stem}.txt".encode()) <= 255 for name in names.values())
+    assert all(len(name.encode()) <= 255 for name in names.values())
+    assert (names[1], names[2], names[many]) == ("0001.png", "0001-2.png", f"0001-{many}.png")
 
 
 def filled(polygons: Sequence[np.ndarray], height: int, width: int) -> np.ndarray:

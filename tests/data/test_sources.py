@@ -49,6 +49,39 @@ def test_lists_globs_uris_and_one_picture(tmp_path: Path, monkeypatch: pytest.Mo
                 assert read_input(path) == (tmp_path / "in" / Path(path).name).read_bytes()
 
 
+@pytest.mark.parametrize("source", ["in/**/*.png", "in", "file://{}/in", "file://{}/in/*.png"])
+def test_the_output_of_a_run_is_never_its_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    picture = draw(tmp_path / "in" / "0.png", 0)
+    out = tmp_path / "in" / "out"
+    draw(out / "sheet.png", 1)
+    (out / "yolo").mkdir()
+    (out / "yolo" / "link.png").symlink_to(picture)
+    monkeypatch.chdir(tmp_path)
+    found = list_inputs(source.format(tmp_path), exclude=Path("in/out")).stamps
+    assert [path.removeprefix("file://") for path in found] == [str(picture)]
+
+
+def test_lists_as_other_programs_write_them(tmp_path: Path) -> None:
+    """With Windows' line ends and its mark at the beginning, and with names that Unicode would break."""
+    names = ["a b.png", "line\u2028end.png", "next\x85line.png", "\xa0blank.png"]
+    text = "\r\n".join(f"{tmp_path}/{name}" for name in names)
+    (tmp_path / "list.txt").write_bytes(b"\xef\xbb\xbf" + text.encode() + b"\r\n\r\n")
+    found = list_inputs(tmp_path / "list.txt").stamps
+    assert set(found) == {f"{tmp_path}/{name}" for name in names}
+
+
+def test_a_table_that_changes_is_read_anew_every_time(tmp_path: Path) -> None:
+    table = tmp_path / "t.parquet"
+    for round_number in range(3):
+        values = [b"%d of %d" % (row, round_number) for row in range(3 + round_number)]
+        pq.write_table(pa.table({"bytes": values}), table, row_group_size=2)
+        os.utime(table, ns=(round_number, round_number))  # though the clock may be too coarse
+        rows = list_inputs(table).stamps
+        assert [read_input(row) for row in rows] == values
+
+
 @pytest.mark.parametrize("prefix", ["", "file://"])
 def test_tables(tmp_path: Path, prefix: str) -> None:
     paths = [draw(tmp_path / f"{number}.png", number) for number in range(5)]

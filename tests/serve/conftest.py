@@ -58,7 +58,8 @@ def pictures() -> list[Picture]:
 def ray_url() -> Iterator[str]:
     """A Ray of our own with Serve on a free port of the loopback; gives the URL. Joins no other Ray.
 
-    ``SAM3_TEST_PROXY`` chooses the proxy in front: plain (the default), throughput or haproxy.
+    ``SAM3_TEST_PROXY`` chooses the proxy in front: throughput (the default, and what ``--proxy auto`` takes),
+    plain (what ``serve run`` has) or haproxy.
     """
     import ray
     from ray import serve
@@ -68,7 +69,7 @@ def ray_url() -> Iterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="s3r", dir="/tmp"))  # short: socket paths have a limit
     port = free_port()
     proxy_folder = proxies.make_folder()
-    mode = proxies.choose(os.environ.get("SAM3_TEST_PROXY", "plain"), {"host": "127.0.0.1"})
+    mode = proxies.choose(os.environ.get("SAM3_TEST_PROXY", "auto"), {"host": "127.0.0.1"})
     largest = proxies.largest_message(32 << 20)
     os.environ.update(proxies.environment(mode, proxy_folder, largest_bytes=largest))
     ray.init(

@@ -55,6 +55,20 @@ def test_without_a_key_nothing_is_answered_but_health(web, headers):
     assert not web.service.jobs
 
 
+@pytest.mark.parametrize("prefix", ["/sam3", "/health", "/a/b"])
+def test_health_is_open_below_a_route_prefix_and_nothing_else_is(web, prefix):
+    """As Serve has it: the whole path, and the prefix as the root path."""
+
+    async def below(scope, receive, send):
+        await web_app(scope | {"root_path": prefix}, receive, send)
+
+    web_app, web.app = web.app, below
+    assert web.call("GET", f"{prefix}/health").status_code == 200
+    assert web.call("GET", f"{prefix}/healthz").status_code == 200
+    for path in ("/info", "", "/health/info", "/health/health"):
+        assert web.call("GET", prefix + path).status_code == 401
+
+
 def test_a_key_that_only_watches_may_not_predict(web):
     assert web.call("GET", "/info", headers=bearer(WATCHER)).status_code == 200
     assert_problem(ask(web, bearer(WATCHER)), 403, "forbidden", "watcher")

@@ -339,6 +339,25 @@ def test_a_wait_that_is_asked_for_lets_others_join(engine):
     assert engine.batches == [[digest(0), digest(1), digest(2)]]
 
 
+def test_a_batch_that_becomes_smaller_while_it_forms_takes_no_more(engine):
+    async def run():
+        device = queue(engine, max_batch_size=4, batch_wait_s=0.2)
+        tasks = [asyncio.create_task(device.ground(asking(number))) for number in range(3)]
+        await asyncio.sleep(0)
+        device.reconfigure(1, 0.2)
+        tasks += [asyncio.create_task(device.ground(asking(number))) for number in range(3, 6)]
+        await asyncio.sleep(0)
+        assert len(device._admitted) == 3
+        async with asyncio.timeout(20):
+            await asyncio.gather(*tasks)
+
+    asyncio.run(run())
+    assert sorted(one for batch in engine.batches for one in batch) == [
+        digest(number) for number in range(6)
+    ]
+    assert all(len(batch) == 1 for batch in engine.batches[-3:])
+
+
 class CountingChip(SimulatedChip):
     """Counts image parts and the phrases of each prompt run; an image part waits while ``gate`` is clear."""
 

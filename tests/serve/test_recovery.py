@@ -3,12 +3,15 @@
 import asyncio
 import sys
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from sam3_ray import Sam3
 from sam3_ray.chips import Chip
+from sam3_ray.images import ImageSource
+from sam3_ray.prompt import Prompt, Request
 from sam3_ray.serve.canary import CENTRE, Canary, picture
 from sam3_ray.serve.config import ServeConfigError, load_config
 from sam3_ray.serve.errors import ProblemError
@@ -47,6 +50,36 @@ def test_the_watchdog_ends_the_process_and_says_why(tmp_path):
     incidents.settle("reset; it opens again")
     assert not incidents.pending
     assert incidents.read()[0]["outcome"] == "reset; it opens again"
+
+
+def test_the_watchdog_ends_the_process_where_it_can_leave_no_reason(tmp_path, caplog):
+    ended, done = [], threading.Event()
+
+    def end(code: int) -> None:
+        ended.append(code)
+        done.set()
+
+    watch = DeviceWatch(60.0, limit_s=0.05)
+    dog = Watchdog(watch, Incidents(tmp_path / "gone", "chip1"), end=end, every_s=0.01)
+    try:
+        with watch.call(1):
+            assert done.wait(30)
+    finally:
+        dog.close()
+    assert ended == [EXIT_CODE]
+    assert "could not be left" in caplog.text
+
+
+@pytest.mark.parametrize("content", [b"", b'[{"at": ', b"\xff\xfe"])
+def test_a_file_of_incidents_that_is_none_counts_as_empty(tmp_path, content):
+    incidents = Incidents(tmp_path, "chip1")
+    incidents.add("hung")
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(content)
+    assert incidents.read() == []
+    assert not incidents.pending
+    incidents.add("hung again")
+    assert incidents.pending
 
 
 @pytest.mark.parametrize("command", ["tt-smi -r", "tt-smi -r all", "tt-smi -r {chip}"])
@@ -108,6 +141,35 @@ def test_a_device_that_computes_answers_the_canary(engine):
     assert tuple(picture()[CENTRE[1], CENTRE[0]]) == (220, 30, 30)
 
 
+@pytest.mark.parametrize("others", [1, 2, 3])
+def test_phrases_that_were_asked_together_do_not_change_the_canarys_answer(
+    engine, monkeypatch, others
+):
+    """A phrase encoded among others has other last bits: the canary must not find it in the cache."""
+    canary = Canary(engine, is_demo=True)
+    assert canary.ask() is None
+    real, asked = engine.backend.encode_text, []
+
+    def encode_text(phrases):
+        asked.append(list(phrases))
+        texts = real(phrases)
+        return [text if len(phrases) == 1 else _nudged(text) for text in texts]
+
+    monkeypatch.setattr(engine.backend, "encode_text", encode_text)
+    phrases = ["red circle", "blue star", "green square", "dog"][: others + 1]
+    request = Request(ImageSource.of(picture()), tuple(map(Prompt, phrases)))
+    assert engine.ground([request])[0].error is None
+    assert canary.ask() is None
+    assert asked == [phrases, ["red circle"]]
+    assert engine.ground([request])[0].error is None
+    assert asked == [phrases, ["red circle"]], "the canary's own is not kept"
+
+
+def _nudged(text):
+    """As a run of more phrases may round."""
+    return replace(text, tokens=text.tokens * 1.001)
+
+
 @pytest.mark.parametrize(
     ("garble", "fault"),
     [
@@ -120,8 +182,6 @@ def test_a_device_that_computes_answers_the_canary(engine):
     ids=["nan", "nan boxes", "zeros", "wrong boxes", "other scores"],
 )
 def test_garbage_is_found(engine, monkeypatch, garble, fault):
-    from dataclasses import replace
-
     canary = Canary(engine, is_demo=True)
     assert canary.ask() is None
     real = engine.backend.ground
@@ -143,8 +203,6 @@ def test_garbage_is_found(engine, monkeypatch, garble, fault):
 
 
 def test_without_a_known_answer_the_first_one_counts(engine, monkeypatch):
-    from dataclasses import replace
-
     canary = Canary(engine, is_demo=False)
     assert canary.ask() is None
     real = engine.backend.ground

@@ -5,7 +5,8 @@ import logging
 
 import pytest
 
-from tests.serve.fakes import Web, assert_problem
+from sam3_ray.serve.routes import SECURITY_HEADERS, http_app
+from tests.serve.fakes import LIMITS, Web, assert_problem
 
 BODY = {"image_digest": "0123456789abcdef" * 2, "prompts": ["car"]}
 
@@ -26,6 +27,30 @@ def test_an_id_that_might_forge_a_line_is_replaced(web, given):
     made = {web.post(json=BODY, headers=headers).headers["x-request-id"] for _ in range(2)}
     assert len(made) == 2
     assert all(len(one) == 32 for one in made)
+
+
+def test_an_id_that_is_answered_in_front_is_not_said_twice():
+    web = Web()
+    web.app = http_app(web.service, LIMITS, 5.0, id_is_answered=True)
+    assert "x-request-id" not in web.post(json=BODY, headers={"x-request-id": "r1"}).headers
+    assert len(web.post(json=BODY, headers={"x-request-id": "a b"}).headers["x-request-id"]) == 32
+
+
+def test_what_nobody_foresaw_has_an_id_a_line_and_all_headers(caplog):
+    web, counted = Web(), []
+    web.app = http_app(
+        web.service, LIMITS, 5.0, count=counted.append, cors_origins=["http://page.test"]
+    )
+    headers = {"x-request-id": "r1", "origin": "http://page.test"}
+    with caplog.at_level(logging.INFO, "sam3_ray.requests"):
+        response = web.post(json=BODY | {"prompts": ["crash"]}, headers=headers)
+    assert_problem(response, 500, "internal-error", "ZeroDivisionError")
+    assert response.headers["x-request-id"] == "r1"
+    assert response.headers["access-control-allow-origin"] == "http://page.test"
+    assert {name.decode() for name, _ in SECURITY_HEADERS} <= set(response.headers)
+    (line,) = (json.loads(r.message) for r in caplog.records if r.name == "sam3_ray.requests")
+    assert (line["id"], line["status"], line["problem"]) == ("r1", 500, "internal-error")
+    assert counted == [500]
 
 
 def test_one_line_a_request(web, caplog):
