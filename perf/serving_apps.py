@@ -14,10 +14,12 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
+import numpy as np
 from fastapi import FastAPI, Request, Response
 from ray import serve
 
 from sam3_ray.api import Sam3
+from sam3_ray.backends.base import Grounding
 from sam3_ray.checkpoint import Checkpoint
 from sam3_ray.engine import Engine
 from sam3_ray.serve import app as service
@@ -35,7 +37,7 @@ IMAGE_SIZE = 1008
 class CountingChip(SimulatedChip):
     """Counts image parts, and prompt runs by their number of phrases.
 
-    A chip takes no CPU time: what it finds for the same phrases is worked out once, the same in each image.
+    A chip takes no CPU time: what it finds for a phrase is worked out once, the same in each image.
     """
 
     def __init__(self, image_s: float, prompt_s: float) -> None:
@@ -43,8 +45,8 @@ class CountingChip(SimulatedChip):
         self.images = 0
         self.runs: Counter[int] = Counter()
         self._hold = self._prompt_s
-        self._grounded: dict[tuple[str, ...], Any] = {}
-        self._masks: dict[Any, Any] = {}
+        self._grounded: dict[str, Grounding] = {}
+        self._masks: dict[bytes, Any] = {}
 
     def encode_image(self, prepared: Any) -> Any:
         self.images += 1
@@ -53,17 +55,26 @@ class CountingChip(SimulatedChip):
     def ground(self, image: Any, text: Any) -> Any:
         start, phrases = time.monotonic(), tuple(text)
         self.runs[len(phrases)] += 1
-        if phrases not in self._grounded:
-            self._prompt_s = 0.0
-            self._grounded[phrases] = super().ground(image, text)
+        self._prompt_s = 0.0
+        for phrase in phrases:
+            if phrase not in self._grounded:
+                self._grounded[phrase] = super().ground(image, [phrase])
+        found = [self._grounded[phrase] for phrase in phrases]
+        boxes = np.concatenate([one.boxes_cxcywh for one in found])
+        logits = np.concatenate([one.logits for one in found])
+        presence = np.concatenate([one.presence_logits for one in found])
         self._work(start, self._hold * len(phrases))
-        return self._grounded[phrases]
+        return Grounding(logits, boxes, presence, boxes)
 
     def read_masks(self, masks: Any, kept: Any) -> Any:
-        key = (masks.tobytes(), tuple(kept))
-        if key not in self._masks:
-            self._masks[key] = super().read_masks(masks, kept)
-        return self._masks[key]
+        # One by one: of the runs that phrases can share there is no end, and each would be kept.
+        found = [np.empty((0, self.config.mask_size, self.config.mask_size), np.float32)]
+        for pair in kept:
+            key = masks[pair].tobytes()
+            if key not in self._masks:
+                self._masks[key] = super().read_masks(masks, [pair])
+            found.append(self._masks[key])
+        return np.concatenate(found)
 
     def _work(self, start: float, seconds: float) -> None:
         if seconds:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sam3_ray.mask_columns import MaskColumns, mask_columns
-from sam3_ray.masks import BoolArray, Float32Array, masks_per_chunk, upsample_masks
+from sam3_ray.masks import BoolArray, Float32Array, upsample_masks
 from sam3_ray.prompt import Request
 from sam3_ray.result import Sam3Result
 
@@ -59,16 +59,8 @@ class Instances:
         """(N, H, W) bool, all at once."""
         return upsample_masks(self.mask_logits(), self.height, self.width)
 
-    def mask_chunks(self) -> Iterator[BoolArray]:
-        """The same masks in order, (n, H, W) bool at a time; each is made when it is asked for."""
-        step = masks_per_chunk(self.height, self.width)
-        for start in range(0, len(self.rows), step):
-            yield upsample_masks(
-                self.logits[self.rows[start : start + step]], self.height, self.width
-            )
-
     def mask_columns(self) -> Iterator[MaskColumns]:
-        """The same masks, one at a time, for who needs their RLE or area and not every pixel."""
+        """The same masks in order, each made when it is asked for, as an RLE or area needs it."""
         for row in self.rows:
             yield mask_columns(self.logits[row], self.height, self.width)
 

@@ -25,11 +25,6 @@ POLYGON_TOLERANCE = 0.7
 not: a quarter of the points of the exact outline, at 0.996 IoU with a 640 x 480 mask of many parts."""
 
 
-def masks_per_chunk(height: int, width: int) -> int:
-    """How many masks of an image's size are made at once within ``UPSAMPLE_CHUNK_BYTES``; one at least."""
-    return max(1, UPSAMPLE_CHUNK_BYTES // (4 * height * width))
-
-
 def upsample_masks(mask_logits: Float32Array, height: int, width: int) -> BoolArray:
     """Masks at the image's size: bilinear (align_corners=False), then > 0, as upstream's sigmoid > 0.5.
 
@@ -55,7 +50,7 @@ def upsample_masks(mask_logits: Float32Array, height: int, width: int) -> BoolAr
 
     logits = torch.from_numpy(np.require(mask_logits, np.float32, ["C", "W"]))[:, None]
     out = torch.from_numpy(masks)
-    step = masks_per_chunk(height, width)
+    step = max(1, UPSAMPLE_CHUNK_BYTES // (4 * height * width))
     with torch.inference_mode():
         for start in range(0, len(masks), step):
             upsampled = torch.nn.functional.interpolate(

@@ -362,23 +362,19 @@ def test_a_closed_engine_says_so(engine: Engine, pictures: list[Scene]) -> None:
         engine.run([request(pictures[0].image, "star")])
 
 
-def test_masks_in_chunks_are_the_masks(
-    engine: Engine, pictures: list[Scene], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the service makes a few at a time is bit for bit what a call gives at once."""
+def test_masks_one_at_a_time_are_the_masks(engine: Engine, pictures: list[Scene]) -> None:
+    """What the service makes one by one is bit for bit what a call gives at once."""
     scene = pictures[0]
     asked = request(scene.image, "shape", named(scene), threshold=0.0, max_instances=11)
     (grounded,) = engine.ground([asked])
     whole = finish(grounded).unwrap()
     height, width = scene.image.height, scene.image.width
-    monkeypatch.setattr("sam3_ray.masks.UPSAMPLE_CHUNK_BYTES", 4 * 4 * height * width)
     assert grounded.mask_pixels == 22 * height * width
     for found, result in zip(grounded.instances, whole, strict=True):
-        chunks = list(found.mask_chunks())
-        assert [len(chunk) for chunk in chunks] == [4, 4, 3]
+        masks = [columns.whole() for columns in found.mask_columns()]
         assert result.masks is not None
         assert result.masks.any()
-        np.testing.assert_array_equal(np.concatenate(chunks), result.masks)
+        np.testing.assert_array_equal(masks, result.masks)
 
 
 def test_requests_of_a_batch_share_the_logits_of_a_run(

@@ -15,10 +15,9 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from sam3_ray.answers import STAGES, Grounded, Instances, timed
-from sam3_ray.masks import BoolArray, mask_to_png, mask_to_polygon, mask_to_rle
+from sam3_ray.mask_columns import MaskColumns
+from sam3_ray.masks import mask_to_png, mask_to_polygon
 from sam3_ray.serve.errors import Problem, ProblemError, ProblemType
 from sam3_ray.serve.schemas import PredictJob, Reply
 
@@ -29,10 +28,10 @@ of the machine this was written on. As many are made at a time (``masks.UPSAMPLE
 _GZIP_FROM_BYTES = 1024
 _GZIP_LEVEL = 5
 
-_MASK_ENCODERS: dict[str, Callable[[BoolArray], Any]] = {
-    "png": lambda mask: base64.b64encode(mask_to_png(mask)).decode("ascii"),
-    "rle": mask_to_rle,
-    "polygon": mask_to_polygon,
+_MASK_ENCODERS: dict[str, Callable[[MaskColumns], Any]] = {
+    "png": lambda mask: base64.b64encode(mask_to_png(mask.whole())).decode("ascii"),
+    "rle": MaskColumns.rle,
+    "polygon": lambda mask: mask_to_polygon(mask.whole()),
     "none": lambda mask: None,
 }
 
@@ -88,21 +87,21 @@ def encode_answer(
     timing_ms["encode"] = 0.0
     results, made = [], 0
     for found in grounded.instances:
-        masks: list[dict[str, Any]] = []
-        chunks = found.mask_chunks()
-        while len(masks) < len(found):
+        encoded: list[dict[str, Any]] = []
+        masks = found.mask_columns()
+        while len(encoded) < len(found):
             if made >= STEP_PIXELS:
                 made = 0
                 yield
             with timed(timing_ms, "masks"):
-                chunk = next(chunks, None)
-            if chunk is None:
+                mask = next(masks, None)
+            if mask is None:
                 raise ValueError("an answer over HTTP needs masks: mask_area is one of its fields")
-            made += chunk.size
+            made += mask.height * mask.width
             with timed(timing_ms, "encode"):
-                masks += _encoded(chunk, job.mask_format)
-            del chunk
-        results.append(_result(found, masks))
+                encoded.append(_encoded(mask, job.mask_format))
+            del mask
+        results.append(_result(found, encoded))
     # The two clocks may be of two hosts: a total below what was measured here would be nonsense.
     timing_ms["total"] = max((time.time() - job.sent_at) * 1000.0, timing_ms["encode"])
     payload = {
@@ -139,10 +138,9 @@ def next_step(steps: Generator[None, None, Reply]) -> Reply | None:
     return None
 
 
-def _encoded(masks: BoolArray, mask_format: str) -> list[dict[str, Any]]:
-    """The fields of each mask of (n, H, W)."""
-    encode = _MASK_ENCODERS[mask_format]
-    return [{"mask_area": int(np.count_nonzero(mask)), "mask": encode(mask)} for mask in masks]
+def _encoded(mask: MaskColumns, mask_format: str) -> dict[str, Any]:
+    """The fields of a mask."""
+    return {"mask_area": mask.area(), "mask": _MASK_ENCODERS[mask_format](mask)}
 
 
 def _result(found: Instances, masks: list[dict[str, Any]]) -> dict[str, Any]:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from pycocotools import mask as coco
 
-from sam3_ray import masks as masks_module
 from sam3_ray.answers import STAGES, Grounded, Instances
 from sam3_ray.images import ImageSource
+from sam3_ray.mask_columns import mask_columns
 from sam3_ray.masks import png_to_mask, polygon_to_mask
 from sam3_ray.prompt import Request
 from sam3_ray.serve import encoding as module
@@ -131,8 +131,7 @@ def test_a_compressed_answer_is_the_same(grounded):
 
 @pytest.fixture
 def many(grounded, monkeypatch) -> Grounded:
-    """Thrice five instances, and steps of two masks made one at a time."""
-    monkeypatch.setattr(masks_module, "UPSAMPLE_CHUNK_BYTES", 4 * 40 * 60)
+    """Thrice five instances, and steps of two masks."""
     monkeypatch.setattr(module, "STEP_PIXELS", 2 * 40 * 60)
     (found,) = grounded.instances
     five = replace(
@@ -147,10 +146,9 @@ def many(grounded, monkeypatch) -> Grounded:
 @pytest.mark.parametrize("mask_format", ["png", "none"])
 def test_large_answers_are_made_in_steps(many, monkeypatch, mask_format):
     made = []
-    upsample = masks_module.upsample_masks
     monkeypatch.setattr(
-        "sam3_ray.answers.upsample_masks",
-        lambda logits, *size: made.append(len(logits)) or upsample(logits, *size),
+        "sam3_ray.answers.mask_columns",
+        lambda logits, *size: made.append(1) or mask_columns(logits, *size),
     )
     steps = steps_of(many, job_for(mask_format))
     seen = []
@@ -167,17 +165,13 @@ def test_large_answers_are_made_in_steps(many, monkeypatch, mask_format):
 def test_masks_are_dropped_once_they_are_encoded(many, monkeypatch):
     """Of the masks of image size, which can be gigabytes, a step leaves none behind."""
     made = []
-    upsample = masks_module.upsample_masks
-
-    class Watched(np.ndarray):
-        pass
 
     def watched(logits, *size):
-        masks = upsample(logits, *size).view(Watched)
-        made.append(weakref.ref(masks))
-        return masks
+        mask = mask_columns(logits, *size)
+        made.append(weakref.ref(mask))
+        return mask
 
-    monkeypatch.setattr("sam3_ray.answers.upsample_masks", watched)
+    monkeypatch.setattr("sam3_ray.answers.mask_columns", watched)
     steps = steps_of(many, job_for("rle"))
     while next_step(steps) is None:
         assert [mask() for mask in made] == [None] * len(made)

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 import psutil
@@ -103,6 +104,11 @@ def rss_mb() -> dict[int, float]:
     return found
 
 
+def title_of(pid: int) -> str:
+    words = psutil.Process(pid).cmdline()
+    return " ".join(Path(word).name for word in words[:3])[:60]
+
+
 def cpu_s() -> float:
     """Of the service's processes, and not of this one, which makes the load."""
     total = 0.0
@@ -130,12 +136,16 @@ def overload(client: httpx.Client, warm_s: float, measured_s: float) -> float:
     assert growth
     refused = sorted(seen.refused_after_ms)
     share = (cpu_s() - cpu) / elapsed / (os.cpu_count() or 1)
+    most = sorted(growth, key=growth.__getitem__, reverse=True)[:4]
+    growing = ", ".join(
+        f"{title_of(pid)} {growth[pid]:.2f} (of {after[pid]:.0f} MB)" for pid in most
+    )
     print(
         f"\n{OVER} x {CAPACITY:g} requests a second for {measured_s:g} s: {dict(seen.statuses)}; refused "
         f"after the body: median {refused[len(refused) // 2]:.1f} ms, p99 "
         f"{refused[int(0.99 * (len(refused) - 1))]:.1f} ms, most {refused[-1]:.1f} ms; the service took "
-        f"{share:.0%} of the host's processors; worst growth {max(growth.values()):.2f} MB/min of "
-        f"{len(growth)} processes"
+        f"{share:.0%} of the host's processors; of {len(growth)} processes these grew most, in MB/min: "
+        f"{growing}"
     )
     return max(growth.values())
 

@@ -126,14 +126,13 @@ def stepping(parts, monkeypatch):
     """The real encoder, a mask a step; gives the parts, and a gate at which every mask waits."""
     monkeypatch.setattr(module, "encode_answer", encoding.encode_answer)
     monkeypatch.setattr(encoding, "STEP_PIXELS", 1)
-    monkeypatch.setattr("sam3_ray.masks.UPSAMPLE_CHUNK_BYTES", 1)
     gate, made = threading.Semaphore(0), []
     real = encoding._encoded
 
-    def waiting(masks, mask_format):
+    def waiting(mask, mask_format):
         assert gate.acquire(timeout=30)
-        made.append(len(masks))
-        return real(masks, mask_format)
+        made.append(1)
+        return real(mask, mask_format)
 
     monkeypatch.setattr(encoding, "_encoded", waiting)
     return parts, gate, made
