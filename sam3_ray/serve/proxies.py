@@ -47,6 +47,9 @@ _BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
 _PORTS = {_STATS_PORT: 8404, _METRICS_PORT: 9101, "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": 8500}
 """Ray's own defaults. The last is of the Python proxy that answers while HAProxy knows no ingress."""
 
+LEAST_MESSAGE = 64 * MIB
+"""The RLEs of some thousand instances; what a service for small pictures may still answer."""
+
 _LONGEST_FOLDER = 30
 """Of the 107 characters of a Unix socket's path: Ray puts a folder named with the node's 56 digits below it,
 and HAProxy adds its process's number to the name for a moment."""
@@ -204,9 +207,6 @@ def _free_port(preferred: int) -> int:
                 continue
             return int(probe.getsockname()[1])
     raise ProxyError("no port of the loopback is free")
-
-
-LEAST_MESSAGE = 64 * MIB
 
 
 def largest_message(max_upload_bytes: int) -> int:
