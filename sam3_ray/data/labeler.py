@@ -28,7 +28,7 @@ from sam3_ray.data.labels import (
     error_values,
     label_of,
 )
-from sam3_ray.data.machine import plan_actors
+from sam3_ray.data.machine import BATCH_SIZE, plan_actors
 from sam3_ray.data.openings import Openings
 from sam3_ray.data.ray_session import this_actor
 from sam3_ray.data.reading import read_input
@@ -67,7 +67,6 @@ IMAGE_CACHE_BYTES = 256 * MIB
 FAILURES_IN_A_ROW = 8
 """So many images that fail for no reason of their own mean that the model, or its device, is broken."""
 
-BATCH_SIZE = 16
 MAX_RESTARTS = 64
 """Of one actor: twice for each image that kills its process."""
 

@@ -23,6 +23,14 @@ FULL_CHECKPOINT_BYTES = 3_450_000_000
 """facebook/sam3's ``sam3.pt``, for a machine that has not fetched it yet."""
 
 
+BATCH_SIZE = 16
+LARGE_MODEL_CPU_BATCH = 4
+"""Images of a batch on the CPU, where the full model takes half a minute for each."""
+
+LARGE_CHECKPOINT_BYTES = 100_000_000
+"""The demo checkpoint has 12 MB and takes 20 ms an image."""
+
+
 class NoSuchChipsError(ValueError):
     """More chips are asked for than there are."""
 
@@ -36,12 +44,14 @@ class Actors:
         size: how many.
         num_cpus: that Ray reserves for each; together less than there are, so that reading tasks find some.
         num_threads: torch's host threads of each.
+        batch_size: images of a batch at most: a result shall come now and then.
     """
 
     backend: Literal["cpu", "blackhole"]
     size: int
     num_cpus: float
     num_threads: int
+    batch_size: int
 
     @property
     def resources(self) -> dict[str, float]:
@@ -80,13 +90,21 @@ def plan_actors(
                 "`sam3-ray doctor` tells what is missing, and --chips cpu does without"
             )
         size = size or chip_count
-    elif size is None:
-        needed = CPU_ACTOR_BYTES + WEIGHTS_FACTOR * _checkpoint_bytes(repo_id, checkpoint_path)
+    model_bytes = 0 if backend == "blackhole" else _checkpoint_bytes(repo_id, checkpoint_path)
+    if size is None:
+        needed = CPU_ACTOR_BYTES + WEIGHTS_FACTOR * model_bytes
         size = max(1, min(int(cpus), int(psutil.virtual_memory().available // needed)))
     share = (cpus - 1) / size
     num_cpus = min(1.0, share) if backend == "blackhole" else share
     threads = max(1, int(cpus // size)) if backend == "cpu" else 1
-    return Actors(backend, size, max(0.0, int(num_cpus * 100) / 100), threads)
+    is_slow = backend == "cpu" and model_bytes > LARGE_CHECKPOINT_BYTES
+    return Actors(
+        backend,
+        size,
+        num_cpus=max(0.0, int(num_cpus * 100) / 100),
+        num_threads=threads,
+        batch_size=LARGE_MODEL_CPU_BATCH if is_slow else BATCH_SIZE,
+    )
 
 
 def _resources() -> tuple[float, int]:

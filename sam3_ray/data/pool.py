@@ -16,13 +16,10 @@ from typing import Any
 import pyarrow as pa
 
 from sam3_ray.data.attempts import CONDEMNED
-from sam3_ray.data.labeler import BATCH_SIZE, Sam3Labeler
+from sam3_ray.data.labeler import Sam3Labeler
 from sam3_ray.data.machine import Actors
 from sam3_ray.data.schema import PLANNED
 from sam3_ray.ray_messages import cause_of
-
-CPU_BATCH = 4
-"""Images of a batch on the CPU, where the full model takes half a minute for each."""
 
 _ATTEMPTS = ".attempts"
 THREADS_END_S = 3.0
@@ -37,8 +34,7 @@ class LabellingError(RuntimeError):
 
 def batch_rows(actors: Actors, images: int) -> int:
     """Rows of a batch: small enough that each actor gets some, and that a result comes now and then."""
-    most = BATCH_SIZE if actors.backend == "blackhole" else CPU_BATCH
-    return max(1, min(most, math.ceil(images / (2 * actors.size))))
+    return max(1, min(actors.batch_size, math.ceil(images / (2 * actors.size))))
 
 
 def blocks_of(remaining: dict[int, list[tuple[int, str]]], rows: int) -> Iterator[pa.Table]:
