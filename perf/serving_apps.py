@@ -44,7 +44,7 @@ class CountingChip(SimulatedChip):
         super().__init__(image_s=image_s, prompt_s=prompt_s, image_size=IMAGE_SIZE)
         self.images = 0
         self.runs: Counter[int] = Counter()
-        self._hold = self._prompt_s
+        self._phrase_s = self._prompt_s
         self._grounded: dict[str, Grounding] = {}
         self._masks: dict[bytes, Any] = {}
 
@@ -63,7 +63,7 @@ class CountingChip(SimulatedChip):
         boxes = np.concatenate([one.boxes_cxcywh for one in found])
         logits = np.concatenate([one.logits for one in found])
         presence = np.concatenate([one.presence_logits for one in found])
-        self._work(start, self._hold * len(phrases))
+        self._work(start, self._phrase_s * len(phrases))
         return Grounding(logits, boxes, presence, boxes)
 
     def read_masks(self, masks: Any, kept: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -71,6 +72,8 @@ def service(address: str, application: str) -> Iterator[Service]:
     from sam3_ray.local_ray import keep_ray_on_loopback
 
     keep_ray_on_loopback()
+    # Throughput mode, where the user's shell has it set, would want an event loop of ours for a handle.
+    os.environ["RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"] = "1"
     import ray
     from ray import serve
     from ray.serve.exceptions import RayServeException

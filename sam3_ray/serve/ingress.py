@@ -21,7 +21,6 @@ from ray import serve
 from ray._private.state import actors
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError
 from ray.serve._private.common import ReplicaState
-from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY
 from ray.serve.exceptions import (
     BackPressureError,
     DeploymentUnavailableError,
@@ -107,7 +106,7 @@ class Ingress:
             self._access,
             metrics.request,
             self._config.cors_origins,
-            id_is_answered=not RAY_SERVE_ENABLE_HA_PROXY,
+            id_is_answered=True,  # by Serve's RequestIdMiddleware, in front of HTTP and behind HAProxy
         )
 
     async def predict(

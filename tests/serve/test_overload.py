@@ -22,7 +22,7 @@ from perf.serving_apps import SimulatedReplica, simulated
 from tests.serve.fakes import assert_problem
 from tests.serve.test_service import drawn
 
-CHIPS, PROMPT_S = 2, 0.4
+CHIPS, PROMPT_S = 2, 0.5
 CAPACITY = CHIPS / PROMPT_S
 """Requests a second of pictures that are cached, one phrase each."""
 
