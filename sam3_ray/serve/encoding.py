@@ -22,8 +22,8 @@ from sam3_ray.serve.errors import Problem, ProblemError, ProblemType
 from sam3_ray.serve.schemas import PredictJob, Reply
 
 STEP_PIXELS = 4 * 1024 * 1024
-"""Mask pixels of a step, one mask at least: 12 ms as ``none``, 28 as PNG or RLE, 130 as polygons, on one core
-of the machine this was written on. As many are made at a time (``masks.UPSAMPLE_CHUNK_BYTES``)."""
+"""Mask pixels of a step, one mask at least: of masks that fill the image 12 ms as ``none``, 28 as PNG or RLE,
+130 as polygons, on one core of the machine this was written on, and less of smaller ones."""
 
 _GZIP_FROM_BYTES = 1024
 _GZIP_LEVEL = 5
