@@ -1,8 +1,8 @@
 """From what the device found to answers at each image's own size.
 
 A mask at the image's size is often a thousand times as large as its logits, so it is made last, and only by
-who needs it: the Python API makes all masks of an answer at once (``finish``), the service makes a chunk,
-encodes it and drops it (``Instances.mask_chunks``).
+who needs it: the Python API makes all masks of an answer at once (``finish``), the service makes one,
+encodes it and drops it (``Instances.mask_columns``).
 """
 
 from __future__ import annotations

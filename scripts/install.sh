@@ -3,7 +3,7 @@
 # Usage: scripts/install.sh VENV [PYTHON]     (called by `make install`; run from the checkout)
 # Needs Python 3.12 and a package registry, nothing else; a second run changes nothing.
 set -eu
-venv=$1
+venv=${1%/}
 python=${2:-}
 stamp=$venv/.sam3-ray
 here=$(pwd -P)

@@ -192,10 +192,11 @@ def test_a_link_to_the_environment_of_another_checkout_is_left_alone(tmp_path: P
     (other / ".sam3-ray").write_text("/somewhere/else")
     link = tmp_path / "link"
     link.symlink_to(other)
-    done = run("make", "install", f"VENV={link}", f"PYTHON={sys.executable}")
-    assert done.returncode != 0
-    assert f"{link} is a link to {other}" in done.stderr
-    assert [path.name for path in other.iterdir()] == [".sam3-ray"]
+    for value in (link, f"{link}/"):
+        done = run("make", "install", f"VENV={value}", f"PYTHON={sys.executable}")
+        assert done.returncode != 0
+        assert f"{link} is a link to {other}" in done.stderr
+        assert [path.name for path in other.iterdir()] == [".sam3-ray"]
 
 
 TALKATIVE_PYTHON = """#!/bin/sh

@@ -114,11 +114,19 @@ def _local_files(path: str, exclude: Path | None) -> Iterator[str]:
     elif os.path.exists(path):
         yield path
     elif _MAGIC & set(path):
+        if _is_below(_fixed_part(path), left_out):
+            left_out = None
         for found in glob.iglob(path, recursive=True):
             if os.path.isfile(found) and not _is_below(os.path.dirname(found), left_out):
                 yield found
     else:
         raise SourceError(f"{path} is not there")
+
+
+def _fixed_part(pattern: str) -> str:
+    """The folder before the first part of a glob that stands for others."""
+    first = min((pattern.find(c) for c in _MAGIC if c in pattern), default=len(pattern))
+    return pattern[:first].rpartition("/")[0] or "/"
 
 
 def _is_below(folder: str, left_out: str | None) -> bool:
@@ -139,6 +147,8 @@ def _uri_files(uri: str, exclude: Path | None) -> Iterator[tuple[str, Stamp]]:
     left_out = None
     if exclude is not None and isinstance(system, fs.LocalFileSystem):
         left_out = os.path.realpath(exclude)
+        if _is_below(inner, left_out):
+            left_out = None
     for entry in system.get_file_info(fs.FileSelector(inner, recursive=True)):
         rest = entry.path[len(inner.rstrip("/")) :].lstrip("/")
         hidden = any(part.startswith(".") for part in rest.split("/"))

@@ -77,7 +77,8 @@ def _names(paths: Iterable[str]) -> dict[int, str]:
             numbers[first] = numbers.get(first, 1) + 1
             stem = f"{first}-{numbers[first]}"
         taken.add(stem)
-        suffix = given.suffix if len(given.suffix.encode()) <= _LONGEST_SUFFIX else ""
+        # Shortened, not left out: the name's own stem is the label's.
+        suffix = given.suffix.encode()[:_LONGEST_SUFFIX].decode(errors="ignore")
         names[image_id] = f"{stem}{suffix}"
     return names
 

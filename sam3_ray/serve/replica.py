@@ -63,6 +63,7 @@ class Sam3Replica:
 
     _watchdog: Watchdog | None = None
     _task: asyncio.Task[None] | None = None
+    _ending: asyncio.Task[None] | None = None
 
     def __init__(self, config: ServeConfig, plan: Plan) -> None:
         context = serve.get_replica_context()
@@ -164,11 +165,14 @@ class Sam3Replica:
             if self._parking.by_hand:
                 continue
             self._trying = True
-            usable, outcome = await asyncio.get_running_loop().run_in_executor(
-                self._host, recover, None, None
-            )
-            self._trying = False
-            if usable:
+            try:
+                usable, outcome = await asyncio.get_running_loop().run_in_executor(
+                    self._host, recover, None, None
+                )
+            finally:
+                self._trying = False
+            # Parked or unparked meanwhile: that has its own end, after its reply.
+            if usable and not self._parking.by_hand and self._ending is None:
                 logger.warning("chip %s: %s; the replica ends for a new one", self._chip, outcome)
                 os._exit(0)
 

@@ -259,7 +259,7 @@ class _Unexpected:
         except Exception as error:
             if scope["type"] != "http" or started:
                 raise
-            logger.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
+            logger.error("%s %r failed", scope["method"], scope["path"], exc_info=error)
             detail = f"{type(error).__name__}; the server's log has the details"
             note(scope, problem=ProblemType.INTERNAL.slug)
             await _problem_response(Problem(ProblemType.INTERNAL, detail))(scope, receive, send)

@@ -146,6 +146,7 @@ def test_yolo_names_are_short_and_no_two_are_alike() -> None:
         f"s3://b/other/{stem}.jpg",
         "/y/a." + "b" * 250,
     ]
+    paths += [f"/z/photo{version}.jpg?id=" + "c" * 60 for version in ("", ".v1", ".v2")]
     names = yolo._names(paths)  # in a blink: each name looks only at what is new
     stems = [Path(name).stem for name in names.values()]
     assert len(set(stems)) == len(paths) == len(names)

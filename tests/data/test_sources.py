@@ -63,6 +63,17 @@ def test_the_output_of_a_run_is_never_its_input(
     assert [path.removeprefix("file://") for path in found] == [str(picture)]
 
 
+@pytest.mark.parametrize("source", ["in", "in/*.png", "file://{}/in", "file://{}/in/*.png"])
+@pytest.mark.parametrize("out", ["in", "."])
+def test_a_source_may_lie_in_the_folder_of_the_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, out: str
+) -> None:
+    picture = draw(tmp_path / "in" / "0.png", 0)
+    monkeypatch.chdir(tmp_path)
+    found = list_inputs(source.format(tmp_path), exclude=Path(out)).stamps
+    assert [path.removeprefix("file://") for path in found] == [str(picture)]
+
+
 def test_lists_as_other_programs_write_them(tmp_path: Path) -> None:
     """With Windows' line ends and its mark at the beginning, and with names that Unicode would break."""
     names = ["a b.png", "line\u2028end.png", "next\x85line.png", "\xa0blank.png"]
