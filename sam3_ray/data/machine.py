@@ -22,10 +22,11 @@ WEIGHTS_FACTOR = 2.5
 FULL_CHECKPOINT_BYTES = 3_450_000_000
 """facebook/sam3's ``sam3.pt``, for a machine that has not fetched it yet."""
 
-
 BATCH_SIZE = 16
+"""Images of a batch."""
+
 LARGE_MODEL_CPU_BATCH = 4
-"""Images of a batch on the CPU, where the full model takes half a minute for each."""
+"""On the CPU, where the full model takes half a minute for each."""
 
 LARGE_CHECKPOINT_BYTES = 100_000_000
 """The demo checkpoint has 12 MB and takes 20 ms an image."""
@@ -97,7 +98,7 @@ def plan_actors(
     share = (cpus - 1) / size
     num_cpus = min(1.0, share) if backend == "blackhole" else share
     threads = max(1, int(cpus // size)) if backend == "cpu" else 1
-    is_slow = backend == "cpu" and model_bytes > LARGE_CHECKPOINT_BYTES
+    is_slow = model_bytes > LARGE_CHECKPOINT_BYTES  # never on a chip
     return Actors(
         backend,
         size,

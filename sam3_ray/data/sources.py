@@ -101,7 +101,7 @@ def _inputs(source: str, files: dict[str, Stamp]) -> Inputs:
 
 
 def _local_files(path: str, exclude: Path | None) -> Iterator[str]:
-    left_out = None if exclude is None else os.path.realpath(exclude)
+    left_out = _left_out(_fixed_part(path), exclude)
     if os.path.isdir(path):
         for folder, folders, files in os.walk(path):
             folders[:] = [
@@ -114,8 +114,6 @@ def _local_files(path: str, exclude: Path | None) -> Iterator[str]:
     elif os.path.exists(path):
         yield path
     elif _MAGIC & set(path):
-        if _is_below(_fixed_part(path), left_out):
-            left_out = None
         for found in glob.iglob(path, recursive=True):
             if os.path.isfile(found) and not _is_below(os.path.dirname(found), left_out):
                 yield found
@@ -123,10 +121,16 @@ def _local_files(path: str, exclude: Path | None) -> Iterator[str]:
         raise SourceError(f"{path} is not there")
 
 
-def _fixed_part(pattern: str) -> str:
-    """The folder before the first part of a glob that stands for others."""
-    first = min((pattern.find(c) for c in _MAGIC if c in pattern), default=len(pattern))
-    return pattern[:first].rpartition("/")[0] or "/"
+def _fixed_part(source: str) -> str:
+    """The folder that a glob begins in, before its first part with a wildcard; what is no glob, whole."""
+    first = min((source.find(c) for c in _MAGIC if c in source), default=None)
+    return source if first is None else source[:first].rpartition("/")[0]
+
+
+def _left_out(source: str, output: Path | None) -> str | None:
+    """The output's folder, which is no input; None where the source itself lies in there."""
+    left_out = None if output is None else os.path.realpath(output)
+    return None if _is_below(source or "/", left_out) else left_out
 
 
 def _is_below(folder: str, left_out: str | None) -> bool:
@@ -134,8 +138,7 @@ def _is_below(folder: str, left_out: str | None) -> bool:
 
 
 def _uri_files(uri: str, exclude: Path | None) -> Iterator[tuple[str, Stamp]]:
-    before = uri[: min((uri.find(c) for c in _MAGIC if c in uri), default=len(uri))]
-    base = uri if before == uri else before.rpartition("/")[0]
+    base = _fixed_part(uri)
     system, inner = open_uri(base)
     info = system.get_file_info(inner)
     if info.type == fs.FileType.NotFound:
@@ -144,16 +147,13 @@ def _uri_files(uri: str, exclude: Path | None) -> Iterator[tuple[str, Stamp]]:
         yield uri, remote_stamp(info)
         return
     prefix = base.rstrip("/")
-    left_out = None
-    if exclude is not None and isinstance(system, fs.LocalFileSystem):
-        left_out = os.path.realpath(exclude)
-        if _is_below(inner, left_out):
-            left_out = None
+    is_local = isinstance(system, fs.LocalFileSystem)
+    left_out = _left_out(inner, exclude) if is_local else None
     for entry in system.get_file_info(fs.FileSelector(inner, recursive=True)):
         rest = entry.path[len(inner.rstrip("/")) :].lstrip("/")
         hidden = any(part.startswith(".") for part in rest.split("/"))
         full = f"{prefix}/{quote(rest) if prefix.startswith('file:') else rest}"
-        wanted = before == uri or fnmatch.fnmatchcase(full, uri)
+        wanted = base == uri or fnmatch.fnmatchcase(full, uri)
         if entry.type != fs.FileType.File or not wanted or hidden:
             continue
         if not _is_below(posixpath.dirname(entry.path), left_out):

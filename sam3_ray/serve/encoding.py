@@ -22,8 +22,9 @@ from sam3_ray.serve.errors import Problem, ProblemError, ProblemType
 from sam3_ray.serve.schemas import PredictJob, Reply
 
 STEP_PIXELS = 4 * 1024 * 1024
-"""Mask pixels of a step, one mask at least: of masks that fill the image 12 ms as ``none``, 28 as PNG or RLE,
-130 as polygons, on one core of the machine this was written on, and less of smaller ones."""
+"""Mask pixels of a step, one mask at least. Three discs that nearly fill 1920 x 1080 take 16 ms as ``none``,
+18 as RLE, 26 as PNG, 110 as polygons, on one core of the machine this was written on; small ones take 3, 4,
+13 and 29."""
 
 _GZIP_FROM_BYTES = 1024
 _GZIP_LEVEL = 5

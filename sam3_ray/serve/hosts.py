@@ -10,6 +10,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 
 from sam3_ray import chips
 from sam3_ray.serve.config import ServeConfigError
@@ -117,6 +118,14 @@ def node_name() -> str:
     here = ray.get_runtime_context().get_node_id()
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
     return str(next(node["NodeName"] for node in nodes if node["NodeID"] == here))
+
+
+def session_folder() -> Path:
+    """The folder of this Ray session on this host; another start has another one."""
+    from ray._private.worker import _global_node
+
+    assert _global_node is not None, "Ray is not initialized"
+    return Path(_global_node.get_session_dir_path())
 
 
 def _raylet_environment() -> dict[str, str]:

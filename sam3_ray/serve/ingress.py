@@ -44,7 +44,7 @@ from sam3_ray.serve.plan import REPLICA_DEPLOYMENT, Plan
 from sam3_ray.serve.quarantine import Quarantine
 from sam3_ray.serve.routes import http_app
 from sam3_ray.serve.schemas import Failure, MaskFormat, Options, PredictJob, PromptBody, Reply
-from sam3_ray.serve.uploads import Limits
+from sam3_ray.serve.uploads import limits_of
 from sam3_ray.settings import settings
 
 logger = logging.getLogger("sam3_ray")
@@ -57,7 +57,7 @@ READY_FOR_S = 1.0
 """Seconds that an answer to ``ready`` holds: anyone may ask for it, and it asks every replica."""
 
 DEATH_KNOWN_S = 2.0
-"""Seconds after which Ray knows that a process has ended; measured: 0.1 or less."""
+"""Seconds that Ray is given to hear that a process has ended; until then it counts as out of reach."""
 
 CLEAR_TIMEOUT_S = 30.0
 
@@ -190,7 +190,7 @@ class Ingress:
             raise ProblemError(self._lost(error.message)) from error
         except _LOST as error:
             logger.warning("a replica was lost under a request: %s", error)
-            if isinstance(error, RayActorError) and await asyncio.to_thread(_has_died, error):
+            if isinstance(error, RayActorError) and await _has_died(error):
                 self._quarantine.died(job.digest, str(error.actor_id))
             # Ray's router has dropped it by now: the next try goes to another one.
             return Failure(replace(self._lost("the replica was lost"), retry_elsewhere=True), "")
@@ -327,19 +327,20 @@ def place_of(name: str, places: Sequence[str]) -> str:
     raise ValueError(f"{name!r} {what} the places of this service: {', '.join(places) or 'none'}")
 
 
-def _has_died(error: RayActorError) -> bool:
-    """Whether an actor that was lost is dead, and not only out of reach. Blocks.
+async def _has_died(error: RayActorError) -> bool:
+    """Whether an actor that was lost is dead, and not only out of reach.
 
     Over gRPC (throughput mode) Serve cannot tell one from the other (``gRPCReplicaResult``): Ray is asked,
     which hears of a death a moment after the connection has ended.
     """
-    if isinstance(error, ActorDiedError) or error.actor_id is None:
-        return isinstance(error, ActorDiedError)
+    if isinstance(error, ActorDiedError):
+        return True
     deadline = time.monotonic() + DEATH_KNOWN_S
-    while actors(error.actor_id).get("State") != "DEAD":
+    # No thread is held between two looks: many requests may have been lost to one replica.
+    while (await asyncio.to_thread(actors, error.actor_id)).get("State") != "DEAD":
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.05)
+        await asyncio.sleep(0.05)
     return True
 
 
@@ -347,12 +348,3 @@ def _running_replicas(application: str) -> int:
     """Replicas that pass Serve's health checks. Blocks."""
     deployments = serve.status().applications[application].deployments
     return int(deployments[REPLICA_DEPLOYMENT].replica_states.get(ReplicaState.RUNNING, 0))
-
-
-def limits_of(config: ServeConfig) -> Limits:
-    """The limits of a configuration, with the environment's where it has none."""
-    knobs = settings()
-    return Limits(
-        max_upload_bytes=config.max_upload_bytes or knobs.max_upload_bytes,
-        max_prompts=config.max_prompts or knobs.max_prompts,
-    )

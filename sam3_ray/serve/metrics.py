@@ -108,15 +108,15 @@ class ReplicaMetrics:
         self._requests.add(1, {"outcome": outcome} | self._chip)
 
     def device(self, calls: int, requests: int, seconds: float) -> None:
-        """So many calls of the device more, with so many requests, in so many seconds."""
-        self._calls.add(calls, self._chip)
-        self._call_requests.add(requests, self._chip)
-        self._call_seconds.add(seconds, self._chip)
+        """The device's calls so far, their requests, and the seconds they took."""
+        self._calls.reach(calls, self._chip)
+        self._call_requests.reach(requests, self._chip)
+        self._call_seconds.reach(seconds, self._chip)
 
     def phrases(self, hits: int, misses: int) -> None:
-        """So many phrases more that were encoded before, and that were not."""
-        self._phrases.add(hits, {"cache": "hit"} | self._chip)
-        self._phrases.add(misses, {"cache": "miss"} | self._chip)
+        """The phrases so far that were encoded before, and that were not."""
+        self._phrases.reach(hits, {"cache": "hit"} | self._chip)
+        self._phrases.reach(misses, {"cache": "miss"} | self._chip)
 
     def parked(self, parked: bool) -> None:
         """Whether the chip is parked; Ray drops a gauge that is not set again within two of its reports."""
@@ -144,6 +144,14 @@ class _Total:
 
     def __init__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> None:
         self._counter = Counter(name, description=description, tag_keys=tag_keys)  # type: ignore[arg-type]
+
+        self._reached: dict[frozenset[tuple[str, str]], float] = {}
+
+    def reach(self, total: float, tags: dict[str, str]) -> None:
+        """Count up to a total that is counted elsewhere."""
+        key = frozenset(tags.items())
+        self.add(total - self._reached.get(key, 0.0), tags)
+        self._reached[key] = total
 
     def add(self, amount: float, tags: dict[str, str]) -> None:
         if amount > 0:

@@ -36,7 +36,8 @@ from sam3_ray.serve.address import (
 )
 from sam3_ray.serve.config import ServeConfig, ServeConfigError, load_config
 from sam3_ray.serve.plan import REPLICA_DEPLOYMENT, Cluster, Plan, resolve
-from sam3_ray.settings import DEMO_REPO_ID, settings
+from sam3_ray.serve.uploads import limits_of
+from sam3_ray.settings import DEMO_REPO_ID
 from sam3_ray.text import check_bpe_file, find_bpe_file
 
 CONFIG_FILE = "serve_config.yaml"
@@ -83,7 +84,7 @@ class Launch:
         values: the whole configuration, for Ray's ``ServeDeploySchema``.
         application: name of ours among its applications.
         plan: backend, checkpoint, replicas.
-        max_upload_bytes: of a request.
+        max_upload_bytes: of an image file that a request sends.
         machine_chips: chips that Ray may count.
         url: where it will answer, as this machine reaches it.
         everywhere: it listens on all interfaces.
@@ -154,7 +155,7 @@ def check(path: Path | None, overrides: Overrides, machine: chips.Machine | None
         values=values,
         application=str(application.get("name", "default")),
         plan=plan,
-        max_upload_bytes=config.max_upload_bytes or settings().max_upload_bytes,
+        max_upload_bytes=limits_of(config).max_upload_bytes,
         machine_chips=visible,
         url=f"{base_url(host, port, scheme)}{options.get('root_path', '').rstrip('/')}{prefix}",
         everywhere=host in EVERYWHERE,

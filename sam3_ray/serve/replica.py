@@ -10,7 +10,6 @@ import socket
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -33,7 +32,7 @@ from sam3_ray.serve.config import (
 from sam3_ray.serve.encoding import Origin, check_mask_pixels, encode_answer, next_step
 from sam3_ray.serve.errors import Problem, ProblemType, problem_of
 from sam3_ray.serve.health import DeviceWatch
-from sam3_ray.serve.hosts import node_name, pinned_chip
+from sam3_ray.serve.hosts import node_name, pinned_chip, session_folder
 from sam3_ray.serve.metrics import ReplicaMetrics
 from sam3_ray.serve.parking import PARK_TIMEOUT_S, Parking
 from sam3_ray.serve.plan import Plan
@@ -82,12 +81,10 @@ class Sam3Replica:
         self._metrics = ReplicaMetrics(self._chip)
         self._max_mask_pixels = config.max_mask_pixels or settings().max_mask_pixels
         self._watch = DeviceWatch(config.device_call_limit_s, limit_s=config.chip_timeout_s)
-        self._counted = (0, 0, 0.0)
-        self._phrases_counted = (0, 0)
         # Of this application: two of them may have a CPU replica each of the same name on a host.
         file_slot = quote(f"{context.app_name}-{node}-{slot}", safe="")
-        self._incidents = Incidents(_session_folder(), file_slot)
-        self._parking = Parking(_session_folder(), file_slot)
+        self._incidents = Incidents(session_folder(), file_slot)
+        self._parking = Parking(session_folder(), file_slot)
         self._park_retry_s = config.park_retry_s
         self._ongoing = 0
         self._trying = False
@@ -342,18 +339,12 @@ class Sam3Replica:
     def record_routing_stats(self) -> dict[str, Any]:
         """For the router, every ten seconds."""
         self._metrics.parked(self._is_parked)
-        calls, requests, seconds = self._watch.totals
-        was = self._counted
-        self._counted = (calls, requests, seconds)
-        self._metrics.device(calls - was[0], requests - was[1], seconds - was[2])
+        self._metrics.device(*self._watch.totals)
         if self._model is None:
             return {"parked": self._is_parked}
         stats = self._model.engine.stats()
         cache, texts = stats["image_cache"], stats["text_cache"]
-        phrases = texts["hits"], texts["misses"]
-        known = self._phrases_counted
-        self._phrases_counted = phrases
-        self._metrics.phrases(phrases[0] - known[0], phrases[1] - known[1])
+        self._metrics.phrases(texts["hits"], texts["misses"])
         # Ray drops a gauge that is not set again within two of its reports.
         self._metrics.cache(cache)
         return {
@@ -399,14 +390,6 @@ class Sam3Replica:
             self._queue.close()
             self._host.shutdown(wait=False, cancel_futures=True)
             model.close()
-
-
-def _session_folder() -> Path:
-    """Of this Ray session on this host; it ends with it."""
-    from ray._private.worker import _global_node
-
-    assert _global_node is not None  # or this were no actor
-    return Path(_global_node.get_session_dir_path())
 
 
 def _waited_ms(grounded: Grounded, elapsed_ms: float) -> float:

@@ -66,9 +66,9 @@ class RequestLog:
             return
         given = Headers(scope=scope).get(HEADER)
         identity = request_id(given)
-        headers = [(HEADER.lower().encode(), identity.encode())]
+        id_header = [(HEADER.lower().encode(), identity.encode())]
         if self._id_is_answered and identity == given:
-            headers = []
+            id_header = []
         note(scope, id=identity)
         started = time.perf_counter()
         status = CLIENT_GONE
@@ -89,7 +89,7 @@ class RequestLog:
                 after_body_ms = (time.perf_counter() - body_came) * 1000.0
                 message["headers"] = [
                     *message.get("headers", []),
-                    *headers,
+                    *id_header,
                     (b"server-timing", f"after-body;dur={after_body_ms:.1f}".encode()),
                 ]
             await send(message)

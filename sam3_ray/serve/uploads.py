@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
+from sam3_ray.serve.config import ServeConfig
 from sam3_ray.serve.errors import Problem, ProblemError, ProblemType
+from sam3_ray.settings import settings
 
 GIB = 1024**3
 
@@ -33,6 +35,15 @@ class Limits:
     upload_idle_s: float = 10.0
     upload_grace_s: float = 10.0
     upload_bytes_per_s: float = 4096.0
+
+
+def limits_of(config: ServeConfig) -> Limits:
+    """The limits of a configuration, with the environment's where it has none."""
+    knobs = settings()
+    return Limits(
+        max_upload_bytes=config.max_upload_bytes or knobs.max_upload_bytes,
+        max_prompts=config.max_prompts or knobs.max_prompts,
+    )
 
 
 class UploadSpace:

@@ -58,7 +58,7 @@ class Watchdog:
                 logger.critical("the replica ends: %s", reason)
                 try:
                     self._incidents.add(reason)
-                except Exception:
+                except OSError:
                     # Of a full disk, say: the next replica opens the chip unprepared, but there is one.
                     logger.exception("the reason could not be left for the next replica")
                 finally:

@@ -19,6 +19,7 @@ from sam3_ray.serve import replica as module
 from sam3_ray.serve.config import ServeConfig
 from sam3_ray.serve.encoding import Origin
 from sam3_ray.serve.health import MAX_FAILED_IMAGES, DeviceWatch
+from sam3_ray.serve.parking import Parking
 from sam3_ray.serve.schemas import Failure, PredictJob, Reply
 
 REQUEST = Request(ImageSource.from_digest("0" * 32))
@@ -199,3 +200,74 @@ async def until(condition):
     async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.001)
+
+
+# -- parking -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ended(parts, tmp_path, monkeypatch):
+    """The parts with a real parking, and the codes that the process would have ended with."""
+    codes = []
+    monkeypatch.setattr(module.os, "_exit", codes.append)
+    monkeypatch.setattr(module, "END_AFTER_S", 0.0)
+    vars(parts.replica).update(_parking=Parking(tmp_path, "chip0"), _trying=False)
+    return codes
+
+
+def test_an_unparked_replica_ends_after_its_requests_and_takes_no_more(parts, ended):
+    replica = parts.replica
+
+    async def run():
+        replica._parking.park()
+        replica._ongoing = 1
+        answer = await replica.unpark("here/cpu0")
+        assert answer == {"place": "here/cpu0", "was": "parked by hand"}
+        outcome = await replica.predict(PredictJob("1" * 32, b"x"))
+        assert isinstance(outcome, Failure)
+        assert outcome.parked
+        assert not ended
+        replica._ongoing = 0
+        async with asyncio.timeout(30):
+            await replica._ending
+
+    asyncio.run(run())
+    assert ended == [0]
+    assert not replica._parking.by_hand, "the next replica here starts"
+
+
+@pytest.mark.parametrize("then", ["park", "unpark", "nothing"])
+def test_a_trial_that_succeeds_ends_the_process_unless_someone_works_on_the_chip(
+    parts, ended, monkeypatch, then
+):
+    replica = parts.replica
+    entered, release = threading.Event(), threading.Event()
+
+    def recover(*_):
+        entered.set()
+        assert release.wait(30)
+        return True, "it opens again"
+
+    monkeypatch.setattr(module, "recover", recover)
+    replica._park_retry_s, replica._model = 0.0, None
+    replica._parking.fault("it does not open")
+
+    async def run():
+        trial = asyncio.create_task(replica._try_chip_again())
+        await until(entered.is_set)
+        if then == "park":
+            answer = await replica.park("here/cpu0", timeout_s=0.0)
+            assert answer["closed"] is False, "the trial has the chip"
+        elif then == "unpark":
+            await replica.unpark("here/cpu0")
+            assert not ended
+        release.set()
+        await until(lambda: not replica._trying)
+        if then == "park":
+            assert (await replica.park("here/cpu0"))["closed"] is True
+        else:
+            await until(lambda: bool(ended))
+        trial.cancel()
+
+    asyncio.run(run())
+    assert bool(ended) == (then != "park")
