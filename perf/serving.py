@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from PIL import Image
 
 ROOT = Path(__file__).parents[1]
@@ -298,9 +299,18 @@ def main() -> None:
                     measure(part, mode, count, drawn, arguments)
 
 
+def settled(below: float = 0.1, most_s: float = 60.0) -> float:
+    """Wait, but not for ever, until what was measured last has ended: the share of the CPU in use then."""
+    deadline = time.monotonic() + most_s
+    while True:
+        busy = psutil.cpu_percent(interval=2.0) / 100
+        if busy < below or time.monotonic() > deadline:
+            return round(busy, 3)
+
+
 def measure(part: str, mode: str, chips: int, drawn: Path, arguments: Any) -> None:
     """One part in a process of its own, added to the results."""
-    load = round(os.getloadavg()[0], 2)
+    busy_before = settled()
     with tempfile.TemporaryDirectory(prefix="sam3-serving-") as folder:
         work = Path(folder)
         (work / "pictures").symlink_to(drawn)
@@ -316,7 +326,7 @@ def measure(part: str, mode: str, chips: int, drawn: Path, arguments: Any) -> No
         "date": datetime.date.today().isoformat(),
         "command": " ".join(["python perf/serving.py", *sys.argv[1:]]),
         "machine": f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}",
-        "load_before": load,
+        "cpu_share_before": busy_before,
         "note": arguments.note,
     }
     of_mode = results.setdefault(part, {}).setdefault(mode, {})

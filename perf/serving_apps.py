@@ -41,7 +41,9 @@ class CountingChip(SimulatedChip):
     """
 
     def __init__(self, image_s: float, prompt_s: float) -> None:
-        super().__init__(image_s=image_s, prompt_s=prompt_s, image_size=IMAGE_SIZE)
+        super().__init__(
+            image_s=image_s, prompt_s=prompt_s, image_size=IMAGE_SIZE, upstreams_resize=True
+        )
         self.images = 0
         self.runs: Counter[int] = Counter()
         self._phrase_s = self._prompt_s
