@@ -218,6 +218,9 @@ def _told(summary: LabelSummary) -> str:
         f"{summary.labelled} images labelled, {summary.errors} errors, {summary.instances} instances "
         f"({summary.checkpoint} on {device}, {_time(summary.seconds)})",
     ]
+    lines += [f"  {told}" for told in summary.first_errors]
+    if len(summary.first_errors) < summary.errors:
+        lines.append(f"  and {summary.errors - len(summary.first_errors)} more")
     if earlier:
         lines.append(f"{earlier} images were done before, {summary.new_images} are new")
     lines += [f"out of order, the others did its share: {told}" for told in summary.out_of_order]

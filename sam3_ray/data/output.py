@@ -31,6 +31,9 @@ LABELS = "labels"
 ERRORS = "errors"
 _UNFINISHED = "unfinished"
 
+ERRORS_TOLD = 3
+"""Errors that a person is told of, where there may be thousands."""
+
 
 class RunFolder:
     """Where a run writes.
@@ -170,6 +173,15 @@ class RunFolder:
             sum(len(batch) - batch["error"].null_count for batch in batches),
         )
 
+    def first_errors(self) -> list[str]:
+        """What is wrong with the first few images in ``errors/``, as ``failures`` tells it."""
+        told: list[str] = []
+        for path in sorted((self.folder / ERRORS).glob("part-*.parquet")):
+            if len(told) < ERRORS_TOLD:
+                table = pq.read_table(path, columns=["path", "message"])
+                told += _told(table["path"], table["message"])
+        return told[:ERRORS_TOLD]
+
     def _unfinished(self, number: int) -> Path:
         return self.folder / _UNFINISHED / f"part-{number:05d}"
 
@@ -198,6 +210,18 @@ def _by_id(table: pa.Table) -> dict[int, str | None]:
 def instances_in(table: pa.Table) -> int:
     """Instances of all rows."""
     return pc.sum(pc.list_value_length(table["instances"])).as_py() or 0
+
+
+def failures(batch: pa.Table) -> list[str]:
+    """``path: message`` of the first few images of a batch that have none but an error."""
+    bad = batch.filter(pc.is_valid(batch["error"]))
+    return _told(bad["path"], pc.struct_field(bad["error"], "message"))
+
+
+def _told(paths: pa.ChunkedArray, messages: pa.ChunkedArray) -> list[str]:
+    pairs = zip(paths.slice(0, ERRORS_TOLD), messages.slice(0, ERRORS_TOLD), strict=True)
+    told = ((str(path), str(message)) for path, message in pairs)
+    return [f"{path}: {message.removeprefix(f'{path}: ')}" for path, message in told]
 
 
 def label_files(folder: Path) -> list[Path]:

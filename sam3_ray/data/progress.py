@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 WINDOW_S = 60.0
@@ -47,12 +48,13 @@ class MaxErrors:
     count: int | None = None
     share: float | None = None
 
-    def check(self, errors: int, images: int) -> None:
+    def check(self, errors: int, images: int, first: Sequence[str] = ()) -> None:
         """Raise TooManyErrorsError where there are too many.
 
         Args:
             errors: of this run.
             images: of this run.
+            first: what the first few of the errors are.
         """
         if self.count is not None and errors > self.count:
             allowed = f"{self.count}"
@@ -62,7 +64,8 @@ class MaxErrors:
             return
         raise TooManyErrorsError(
             f"stopped: {errors} of the first {images} images of this run are errors, and max_errors is "
-            f"{allowed}. The errors' messages are in the output folder; what is labelled is kept"
+            f"{allowed}. What is labelled is kept, and the same call goes on. The first errors:"
+            + "".join(f"\n  {told}" for told in first)
         )
 
 

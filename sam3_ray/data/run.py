@@ -19,7 +19,15 @@ from sam3_ray.data.labeler import check_prompts
 from sam3_ray.data.machine import Actors, plan_actors
 from sam3_ray.data.manifest import Arguments, Manifest, check_same, read_manifest
 from sam3_ray.data.openings import told
-from sam3_ray.data.output import ERRORS, LABELS, RunFolder, instances_in, label_files
+from sam3_ray.data.output import (
+    ERRORS,
+    ERRORS_TOLD,
+    LABELS,
+    RunFolder,
+    failures,
+    instances_in,
+    label_files,
+)
 from sam3_ray.data.plan import Plan, Shard, read_plan
 from sam3_ray.data.pool import attempts_folder, batch_rows, blocks_of, results_of
 from sam3_ray.data.preview import write_preview
@@ -55,6 +63,7 @@ class LabelSummary:
         out: the folder.
         images: of the plan, each of which is labelled or an error.
         labelled, errors: of those.
+        first_errors: ``path: message`` of the first few; all are in ``errors/``.
         instances: of all labels.
         phrases: for each prompt, its images and instances.
         new_images: labelled, or tried, by this call; the others are of earlier ones.
@@ -71,6 +80,7 @@ class LabelSummary:
     images: int
     labelled: int
     errors: int
+    first_errors: tuple[str, ...]
     instances: int
     phrases: dict[str, PhraseCount]
     new_images: int
@@ -138,6 +148,8 @@ def label_images(
     _check_choices(formats, shard_size)
     limit = max_errors_of(max_errors)
     folder = Path(os.path.abspath(os.path.expanduser(out)))
+    if folder.exists() and not folder.is_dir():
+        raise SourceError(f"{folder} is a file: give a folder for the labels")
     inputs = list_inputs(source, exclude=folder)
     weights = {"repo_id": repo_id, "checkpoint_path": checkpoint_path}
     backend, size = _backend(chips)
@@ -234,6 +246,7 @@ def label_images(
         images=plan.images,
         labelled=labelled,
         errors=errors,
+        first_errors=tuple(run.first_errors()),
         instances=instances,
         phrases=phrases,
         new_images=meter.images,
@@ -281,7 +294,7 @@ def _label(
     actors: Actors,
     constructor: dict[str, Any],
     meter: Meter,
-    check: Callable[[int, int], None],
+    check: Callable[[int, int, Sequence[str]], None],
     on_progress: Callable[[Progress], object] | None,
 ) -> None:
     """Have the actors label what remains; each batch goes into the folder as it comes."""
@@ -294,6 +307,7 @@ def _label(
             for number, pairs in remaining.items()
             for image_id, _ in pairs
         }
+        failed: list[str] = []
         blocks = list(blocks_of(remaining, batch_rows(actors, images)))
         with closing(results_of(blocks, actors, constructor)) as results:
             for table in results:
@@ -301,7 +315,8 @@ def _label(
                 run.add(shard, table)
                 errors = len(table) - table["error"].null_count
                 meter.add(len(table), instances_in(table), errors)
+                failed = [*failed, *failures(table)][:ERRORS_TOLD]
                 meter.out = told(attempts)
                 if on_progress is not None:
                     on_progress(meter.progress())
-                check(meter.errors, meter.images)
+                check(meter.errors, meter.images, failed)

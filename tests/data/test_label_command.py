@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -55,6 +56,9 @@ def undisturbed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = run(command(source, out, "--preview"))
     assert done.returncode == 3, done.stderr
     assert f"{PICTURES - 1} images labelled, 1 errors" in done.stdout
+    [told] = re.findall(r"^  (/.+?): .+$", done.stdout, re.MULTILINE)
+    [failed] = pq.read_table(out / "errors").to_pylist()
+    assert told == failed["path"]
     assert f"sam3-ray: {PICTURES} of {PICTURES} images" in done.stderr
     assert "Traceback" not in done.stderr
     return out
@@ -215,7 +219,23 @@ def test_a_run_that_fails_ends_with_1(tmp_path: Path) -> None:
     failed = run(command(tmp_path / "in", tmp_path / "out", "--max-errors", "3"))
     assert failed.returncode == 1
     assert "max_errors is 3" in failed.stderr
+    told = re.findall(
+        rf"^  {re.escape(str(tmp_path))}/in/\d+\.jpg: .+", failed.stderr, re.MULTILINE
+    )
+    assert len(told) == 3  # of the four or more
+    assert all("not an image" in line for line in told)
     assert "Traceback" not in failed.stderr
+
+
+def test_labels_into_a_file_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from sam3_ray.cli import main
+
+    (tmp_path / "in").mkdir()
+    (tmp_path / "out").write_text("notes")
+    given = ["label", str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--prompt", "car"]
+    assert main([*given, "--checkpoint", "demo", "--chips", "cpu"]) == 2
+    assert "out is a file: give a folder" in capsys.readouterr().err
+    assert (tmp_path / "out").read_text() == "notes"
 
 
 def test_preview_of_a_folder_without_labels(
