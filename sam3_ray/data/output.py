@@ -177,9 +177,10 @@ class RunFolder:
         """What is wrong with the first few images in ``errors/``, as ``failures`` tells it."""
         told: list[str] = []
         for path in sorted((self.folder / ERRORS).glob("part-*.parquet")):
-            if len(told) < ERRORS_TOLD:
-                table = pq.read_table(path, columns=["path", "message"])
-                told += _told(table["path"], table["message"])
+            if len(told) >= ERRORS_TOLD:
+                break
+            table = pq.read_table(path, columns=["path", "message"])
+            told += _told(table["path"], table["message"])
         return told[:ERRORS_TOLD]
 
     def _unfinished(self, number: int) -> Path:
